@@ -15,7 +15,7 @@ def is_ours(host: str, allowed: Collection[str] = ()) -> bool:
     """True if a `Host` header names this machine, by any port: it may be forwarded (`ssh -L`).
 
     With DNS rebinding, a foreign web page is of the same origin as this server, but its browser sends the page's own name. So a
-    server without tokens answers only under names that nobody else can point elsewhere: local ones and `allowed` (lower case).
+    server without tokens answers only under names that others cannot point elsewhere: local ones and `allowed` (lower case).
     """
     name = host_name(host)
     return name in LOCAL_HOSTS or name.endswith(".localhost") or name in allowed

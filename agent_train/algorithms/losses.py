@@ -25,7 +25,7 @@ def keep(values_T: Tensor, mask_T: Tensor) -> Tensor:
 
 
 def single(values: Tensor) -> Tensor:
-    """In fp32, or as it is where it is more precise: no ratio and no sum is computed in half precision."""
+    """In fp32 or better: ratios and sums are never computed in half precision."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

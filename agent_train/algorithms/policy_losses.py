@@ -214,7 +214,7 @@ def gmpo(
 ) -> Tensor:
     """The geometric mean over a sequence of clipped ratios, times `-A` (GMPO, arXiv 2507.20673).
 
-    Each token's log ratio is clipped by itself: at `clip_high` from above where A > 0, at `-clip_low` from below
+    Each token's log ratio is clipped: at `clip_high` from above where A > 0, at `-clip_low` from below
     elsewhere. The bounds are of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
     """
     advantages_T = keep(advantages_T, mask_T)

@@ -81,7 +81,7 @@ def choose(
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending; none if no group has what it asks for."""
+    """Indices of the groups that the filter keeps, ascending."""
     kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
     if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
         raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
@@ -92,7 +92,7 @@ def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajector
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
     A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss,
-    since nobody knows whether it was good; `overlong.baseline` says whether it takes part.
+    since its quality is unknown; `overlong.baseline` says whether it takes part.
     """
     parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
     return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]

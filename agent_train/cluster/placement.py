@@ -77,7 +77,7 @@ def own_ray_cpus(config: Config) -> int:
 
 
 def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
-    """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner on nodes of so many CPUs."""
+    """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner on the nodes' CPUs."""
     env, ranks = config.env, learner_devices(config)
     there = f"the cluster has {sum(nodes):g} ({', '.join(f'{cpus:g}' for cpus in nodes)} on its nodes)"
     free = int((sum(nodes) - ranks) / env.cpus)

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.05
 
 
 async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
-    """Start Ray with so many CPUs, or connect to a cluster; it ends with the stack.
+    """Start Ray with this number of CPUs, or connect to a cluster; it ends with the stack.
 
     Ray cannot be stopped while it starts: if cancelled, this waits until it has started.
     """

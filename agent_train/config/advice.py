@@ -12,7 +12,7 @@ from agent_train.learner.roles import learns, roles_of
 # Learning rates that are usual for all weights of a model of this size, by mode.
 TINY_RATES = (1e-4, 1e-2)
 RATES = {"rl": (1e-7, 1e-5), "sft": (1e-6, 1e-4), "dpo": (5e-8, 1e-5), "rm": (1e-6, 1e-4)}
-ADAPTERS = 100.0  # the upper end of the usual range is so many times higher for adapters
+ADAPTERS = 100.0  # factor of the usual range's upper end for adapters
 SHORT, LONG = 64, 256  # tokens: too short an answer for an instruct model, too long a one for a tiny model
 
 

@@ -16,7 +16,7 @@ from agent_train.learner.roles import WITH_CRITIC, has_critic
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.service.client.address import is_url
 
-# What a loss may read: every other parameter of its function is a setting.
+# Inputs of a loss; every other parameter of its function is a setting.
 INPUTS = (
     *("logprobs_T", "advantages_T", "mask_T", "old_T", "behaviour_T", "entropy_T", "segment_T", "n_segments"),
     "drift_limit",

@@ -25,7 +25,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field's type and default do not say.
+    """Facts of a setting beside its type and default.
 
     Attributes:
         doc: one line for `docs/training.md`.
@@ -427,6 +427,6 @@ def default_config(mode: str = "rl", gpu: bool = False, context: int | None = No
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its class where it has none."""
+    """The first line of an error's message, or its class if it is empty."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return (text.strip().splitlines() or [type(error).__name__])[0]

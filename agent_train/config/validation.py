@@ -1,4 +1,4 @@
-"""Whether a config can run here: every problem is found before anything starts.
+"""Finds every problem of a config before anything starts.
 
 Nothing here imports ray, transformers or vllm, nor torch before all else is right.
 """
@@ -78,7 +78,7 @@ def _problems(config: Config) -> Iterator[str]:
 
 
 def wrong_values(config: Config) -> Iterator[str]:
-    """Problems of each setting by itself, as the schema describes it: its range, its choices, and the setting that it needs."""
+    """Problems of single settings, as the schema describes them: its range, its choices, and the setting that it needs."""
     for key, known in settings().items():
         value = get(config, key)
         if problem := _wrong_number(value, known) or _wrong_choice(value, known) or _wrong_needs(config, value, known):
@@ -335,7 +335,7 @@ def env_spec(config: Config) -> EnvSpec:
 
 
 def env_spec_of_run(config: Config) -> EnvSpec:
-    """As `env_spec`; a served environment has to stay as it is made now, also where its servers start again."""
+    """As `env_spec`; a served environment must stay the same when its servers restart."""
     return held(env_spec(config))
 
 

@@ -203,7 +203,7 @@ class VllmEngine(Engine):
         self._broken = None
 
     async def _checksums(self, method: str, argument: str, seconds: float, version: int) -> dict[str, int]:
-        """What a method of every worker says, which must be the same in all."""
+        """The result of a method on every worker, which must be the same in all."""
         answers = await asyncio.gather(*(self._rpc(number, method, [argument], seconds) for number in self._numbers))
         sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
         if any(other != sums[0] for other in sums):

@@ -288,7 +288,7 @@ class Learner:
         return [answer.result() for answer in answers]
 
     def _failed(self, what: str, answers: Sequence[asyncio.Future[Any]]) -> LearnerError:
-        """The error to raise; a rank that died is its own cause, before what it made the others raise."""
+        """The error to raise: a rank's death goes before the errors that it causes in others."""
         ended = [(rank, answer.exception()) for rank, answer in enumerate(answers) if answer.done()]
         errors = [(rank, error) for rank, error in ended if error is not None]
         died = [(rank, error) for rank, error in errors if isinstance(error, RayActorError)]
@@ -352,6 +352,6 @@ def _absolute(folder: str | Path) -> str:
 
 
 def _look_at(answer: asyncio.Future[Any]) -> None:
-    """Mark the exception of an answer that nobody waits for any more as seen."""
+    """Mark the exception of an abandoned answer as seen."""
     if not answer.cancelled():
         answer.exception()

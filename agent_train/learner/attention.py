@@ -24,7 +24,7 @@ from agent_train.data.packing import MicroBatch, Prefix
 from agent_train.learner.shared_attention import Trunk, band, shared_attention
 
 PACKED = "agentgym_packed"
-# What some architectures add to attention and this function does not compute.
+# Additions of some architectures that this function does not compute.
 UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
 
 

@@ -65,7 +65,7 @@ def summarise_critic(steps: Sequence[OptimizerStep], seconds: float) -> CriticMe
     tokens = max(total["tokens"], 1.0)
     spread = total["target_square"] / tokens - (total["target"] / tokens) ** 2
     unexplained = total["error_square"] / tokens - (total["error"] / tokens) ** 2
-    # What is left of targets that are all the same is rounding.
+    # Equal targets leave only rounding.
     varies = spread > 1e-12 * max(1.0, total["target_square"] / tokens)
     return CriticMetrics(
         loss=total["loss"] / len(steps),

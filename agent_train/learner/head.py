@@ -42,7 +42,7 @@ class _ChunkedHead(torch.autograd.Function):
             for entries in logits.parts():
                 logits_CW = logits.of(tokens, entries)
                 answers.add(logits_CW, entries.start, logits.spare(logits_CW))
-                # What the last call left is still there when the backward pass begins.
+                # The last call's buffers are still there when the backward pass begins.
                 last_CV = logits_CW if logits.whole else None
             lse_C = answers.top_C + answers.sum_C.log()
             logprobs_M[tokens] = answers.target_C - lse_C

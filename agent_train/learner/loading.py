@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 Ranges = tuple[slice, ...]
-# What a parameter that no file holds begins as: its name and whole shape -> its values, the same on every rank.
+# Initial values of a parameter that no file holds: its name and whole shape -> values, the same on every rank.
 Initial = Callable[[str, tuple[int, ...]], Tensor]
 
 
@@ -167,5 +167,5 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-    # It moves to the mesh's device by itself: what is offloaded goes back.
+    # Moves to the mesh's device; offloaded tensors return to the host.
     return sharded.to(local.device)

@@ -71,7 +71,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model computes what it would without adapters, to the bit. Not for training."""
+    """The model computes as without adapters, to the bit. Not for training."""
     layers = list(_layers(model))
     scales = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:

@@ -31,7 +31,7 @@ from agent_train.learner.sequence_parallel import SequenceParallelGroup, check_h
 
 COLWISE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWWISE = ("o_proj", "down_proj")
-# Norms over the size of one head. What they see is split by heads, which lie in this dimension.
+# Norms over the size of one head. Their input is split by heads, which lie in this dimension.
 HEAD_NORMS = ("q_norm", "k_norm")
 _HEADS_DIM = 2
 
@@ -52,7 +52,7 @@ class ParallelDims:
 
     @property
     def gradient_scale(self) -> int:
-        """The factor of the loss: FSDP averages over so many ranks, and the tokens' weights already count all."""
+        """The factor of the loss: FSDP averages over ranks, and the tokens' weights already count all."""
         return self.data * self.sequence
 
 
@@ -87,7 +87,7 @@ def deal_to_ranks(
 def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
     """The coordinates of one rank of `world`, with its process groups. A collective; the default process group is there already.
 
-    `world` is `settings.workers`, or 1 for a worker by itself. Raises ValueError if the ranks cannot be grouped so.
+    `world` is `settings.workers`, or 1 for a single worker. Raises ValueError if the ranks cannot be grouped so.
     """
     sequence, tensor = settings.sequence_parallel, settings.tensor_parallel
     if world % (sequence * tensor):
@@ -113,7 +113,7 @@ def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -
 
 
 def check_model(model: Any, dims: ParallelDims) -> None:
-    """Raises ValueError where the model's heads cannot be shared among so many ranks."""
+    """Raises ValueError where the model's heads cannot be divided among the ranks."""
     query, key = model.config.num_attention_heads, model.config.num_key_value_heads
     if query % dims.tensor or key % dims.tensor:
         raise ValueError(

@@ -16,7 +16,7 @@ WITH_CRITIC = ("gae", "bilevel_gae")
 
 
 def roles_of(config: Config) -> tuple[str, ...]:
-    """The roles of a run, the trained one first. A teacher that is an endpoint is none."""
+    """The roles of a run, the trained one first. A teacher behind an endpoint is not among them."""
     if config.mode != "rl":
         return {"sft": ("policy",), "dpo": ("policy",), "rm": ("reward_model",)}[config.mode]
     advantage = config.algorithm.advantage.name
@@ -45,7 +45,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def reference_is_base(config: Config) -> bool:
-    """True if the reference is the policy without its adapters, which needs no model of its own.
+    """True if the reference is the policy without its adapters, which needs no second model.
 
     That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
     """

@@ -25,7 +25,7 @@ BYTES = 256
 # Head sizes that both transformers and every vLLM attention back end take (the CPU one is the narrowest).
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
-# What may never share a token: a digit, a line break, a capital that starts no word, a symbol. A grid such as " P _\n O G"
+# Characters that never share a token: a digit, a line break, a capital that starts no word, a symbol. A grid such as " P _\n O G"
 # or "SFFH" is therefore one token a cell wherever it stands. A cell keeps the space before it.
 PIECES = r" ?\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{Lt}\p{M}]+| ?\p{Lu}|\p{N}|\n| ?[^\s\p{L}\p{M}\p{N}]|\s"
 

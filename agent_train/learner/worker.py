@@ -59,7 +59,7 @@ class LearnerWorker:
         self._weights: WeightGroup | None = None
         self._objective: PolicyObjective | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        # What the optimizer's running averages are of, and how many steps they have seen.
+        # The parameters of the optimizer's running averages, and their number of steps.
         self._phase = ""
         self._steps = 0
         self._state = StateStore(rank, config.learner.timeout)
@@ -83,7 +83,7 @@ class LearnerWorker:
         transformers.utils.logging.disable_progress_bar()
         if self._store is None:
             self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout())
-        # What lies on the host goes by gloo, where parameters are offloaded to it.
+        # Tensors on the host go by gloo if parameters are offloaded.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout()

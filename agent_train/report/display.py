@@ -22,7 +22,7 @@ from agentgym.evaluate.formats import duration, percent
 
 ROWS = 10
 REFRESH_PER_SECOND = 4
-# Off a terminal, a phase whose detail keeps changing is printed again only after so many seconds.
+# Off a terminal, a phase whose detail keeps changing is printed again only after this many seconds.
 REPEAT_PHASE_SECONDS = 15.0
 NARROW = 100
 COLUMNS = ("step", "reward", "success", "held-out", "tokens/s", "rollout s", "learn s", "sync s")
@@ -61,7 +61,7 @@ class Display:
             self._live.start()
 
     def stop(self) -> None:
-        """Take it down; what it showed last stays on the screen."""
+        """Stop it; its last picture stays on the screen."""
         if self._live is not None:
             self._phase = ""
             self._live.stop()

@@ -34,7 +34,7 @@ def record_of(line: bytes) -> Record | None:
 
 
 def read_metrics(path: str | Path) -> list[Record]:
-    """The records of a `metrics.jsonl`, in order, without the lines that are none."""
+    """The records of a `metrics.jsonl`, in order, without invalid lines."""
     with Path(path).open("rb") as lines:
         return [record for line in lines if (record := record_of(line)) is not None]
 

@@ -27,7 +27,7 @@ class Tracker:
         run: where `metrics.jsonl` is.
         total_steps: training steps of the run.
         console: default: standard output. Live if it is a terminal, a line for each step if it is not.
-        elapsed: seconds that the run had taken before it was resumed. What it had measured is read from `metrics.jsonl`.
+        elapsed: seconds that the run took before it was resumed. Its earlier measurements are read from `metrics.jsonl`.
         also: the trackers of `trainer.trackers`: each is called with every record of `metrics.jsonl`.
     """
 

@@ -98,7 +98,7 @@ class EnvWorkers:
         return env
 
     async def start(self, count: int, token_file: str) -> None:
-        """Place and start so many, side by side. Clients read their token in `token_file`."""
+        """Place and start this many, side by side. Clients read their token in `token_file`."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for number in range(count):

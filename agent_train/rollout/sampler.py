@@ -23,7 +23,7 @@ OnEnd = Callable[[Trajectory], None]
 def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
     """`count` tasks, from place `first`, of an endless sequence of epochs, each in a new order.
 
-    The sequence follows from the seed alone, so a resumed run goes on at the place it had reached (`Progress.tasks`).
+    The sequence follows from the seed alone, so a resumed run continues where it was (`Progress.tasks`).
     """
     if not len(tasks):
         raise ValueError(f"task set {tasks.name!r} is empty: there is nothing to train on")
@@ -142,7 +142,7 @@ class Sampler:
             )
         finally:
             self.engine.close_session(sessions)
-        # Each episode fails by itself; the cause may be a dead engine.
+        # Episodes fail separately; their common cause may be a dead engine.
         if any(trajectory.failed for trajectory in trajectories):
             await self.engine.live()
         return trajectories

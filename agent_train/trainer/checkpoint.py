@@ -1,4 +1,4 @@
-"""One step of a run on disk, written whole or not at all while training goes on, and found again by the run that resumes it.
+"""One step of a run on disk, written whole or not at all while training continues, and found by the run that resumes it.
 
     checkpoints/step-000010/       what transformers and vLLM load: config, weights, tokenizer
         ROLE/                      the same of each role that learns beside the policy, as a critic does
@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Saves the steps of one run, one at a time, while training goes on. Use it as an async context manager.
+    """Saves the steps of one run, one at a time, while training continues. Use it as an async context manager.
 
     A save that fails is told by `note`, and leaves the earlier ones. On leaving the block the last one gets CLOSE_SECONDS more.
 

@@ -26,7 +26,7 @@ class TrainerContext:
     Attributes:
         learners: what a checkpoint holds, the trained model first.
         steps: training steps of the whole run.
-        resumed: where the run goes on; None for a new run.
+        resumed: where the run continues; None for a new run.
     """
 
     config: Config

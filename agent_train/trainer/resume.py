@@ -1,6 +1,6 @@
 """Chooses the folder of a run: a new one, or one to resume.
 
-A run goes on from its newest whole checkpoint. What it wrote after that is moved aside, to names that end in `.before-resume-N`, so
+A run continues from its newest whole checkpoint. Later files are moved aside, to names that end in `.before-resume-N`, so
 that the files read as those of an undisturbed run. Nothing here imports torch.
 """
 
@@ -44,7 +44,7 @@ class OpenRun:
     """A run folder that only this process writes.
 
     Attributes:
-        checkpoint: where the run goes on; None: from the beginning.
+        checkpoint: where the run continues; None: at the beginning.
         told: lines for people.
         lock: the descriptor that holds the folder's lock until this process ends.
     """
@@ -91,7 +91,7 @@ def refusals(config: Config) -> Iterator[str]:
 
 
 def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
-    """Take the folder that the settings name for this process, and leave in it what the run goes on from."""
+    """Take the folder that the settings name for this process, with the state that the run continues from."""
     if problems := list(refusals(config)):
         raise ConfigError(problems)
     run = RunFolder(run_path(config))

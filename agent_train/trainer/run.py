@@ -119,7 +119,7 @@ def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tup
         asyncio.run(_until_stopped(config, opened, tracker, stop))
     except FAILURES as failure:
         error = str(failure) or type(failure).__name__
-    # What fails because it is being stopped is no failure.
+    # Failures while stopping do not count.
     return (128 + stop.number, "") if stop.number else (int(bool(error)), error)
 
 

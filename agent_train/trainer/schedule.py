@@ -1,4 +1,4 @@
-"""Seeds, batches and learning rates by what they are for, never by the order of events: a resumed run goes on as it would have."""
+"""Seeds, batches and learning rates by their purpose, never by the order of events, so a resumed run continues as it would have."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _FEWEST = 5  # tasks that two players must both have played before a difference 
 _CHARGE = "a reply that cannot be read must cost at least what a bad one does, or take a step in its place"
 _RANDOM_WORDS = " with random words, as there is no random_action(rng)"
 _NAMED = 3  # tasks that a finding names
-# What tells tasks apart without being part of the problem.
+# Fields that tell tasks apart and are not part of the problem.
 _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
 
 
@@ -189,7 +189,7 @@ def gold_is_best(played: dict[str, list[Trajectory]]) -> list[Finding]:
 def silence_pays_least(played: dict[str, list[Trajectory]], own_random: bool) -> list[Finding]:
     """The null policy earns less than gold answers on average, and no more than the random policy.
 
-    Silence that pays teaches silence: a policy that does badly learns to say nothing.
+    If silence pays, a policy that does badly learns silence.
     """
     found = []
     null, random_play = played["null"], played["random"]

@@ -68,7 +68,7 @@ def instructed(messages: Sequence[Message], instruction: str) -> Observation:
 
 
 def problem_of(message: object) -> str | None:
-    """What is wrong with a message, or None if it is a valid one."""
+    """The problem with a message, or None if it is valid."""
     if not isinstance(message, Mapping):
         return f"a message is a dict, not {type(message).__name__}"
     if message.get("role") not in ROLES:

@@ -243,7 +243,7 @@ def load_plugins() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # These are reached through here so that whoever reads them sees the plugins' environments.
+    # Reached through here, so that every reader sees the plugins' environments.
     if name not in ("registry", "adapters"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     load_plugins()

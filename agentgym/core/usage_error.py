@@ -23,7 +23,7 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
 def nearest(word: object, known: Iterable[object]) -> str:
     """ ": did you mean X?", or "" if no known word is near."""
     names = [str(name) for name in known]
-    # A word that only goes on is nearer than any that looks alike: evaluate is eval, not validate.
+    # A longer form of a word is nearer than one that looks alike: evaluate means eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
     near = begun or difflib.get_close_matches(str(word), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""

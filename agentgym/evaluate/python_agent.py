@@ -155,8 +155,8 @@ class PythonPolicy:
         self._env = (env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Raises the agent's own EndEpisode, and AgentError for anything else, or an answer that is none."""
-        # Copies: an agent that writes into what it is shown would write into the trajectory.
+        """Raises the agent's own EndEpisode, and AgentError for any other error or an invalid answer."""
+        # Copies, since an agent may write into its messages, and they belong to the trajectory.
         given = [copy.deepcopy(list(messages))]
         if self._agent.with_tools:
             given.append(copy.deepcopy(list(tools)))
@@ -184,7 +184,7 @@ class PythonPolicy:
             self._lane = EnvExecutor(f"agentgym agent {agent.target}")
             weakref.finalize(self, self._lane.stop).atexit = False
         if self._answer is None:
-            # Here, in its thread, as the calls: what it makes may refuse any other.
+            # In the agent's own thread, as its calls: its objects may refuse other threads.
             self._player = await self._lane.call(_make, agent)
             self._answer = self._entered()
         outcome = await self._lane.call(_caught, self._answer, given, kwargs)

@@ -112,7 +112,7 @@ async def _rescore_cell(
     there = scan(store.file_of(cell))
     tasks: dict[str, Task] | None = None
     both = there.done | there.failed
-    # What had failed when it was played is there once; a replay that failed is tried again.
+    # Failed episodes are copied once; failed replays are tried again.
     waiting = (t for t in effective(file) if (t.task_id, t.sample) not in (both if t.failed else there.done))
     while batch := list(islice(waiting, BATCH)):
         if tasks is None:

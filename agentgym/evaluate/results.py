@@ -236,7 +236,7 @@ def results_of(
 
     Args:
         episodes: one for each task and sample, failed ones included.
-        planned: episodes that were asked for; None: those that there are.
+        planned: episodes that were asked for; None: as many as are stored.
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]

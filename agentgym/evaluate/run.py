@@ -107,7 +107,7 @@ async def run_plan(
     stop: asyncio.Event | None = None,
     command: Sequence[str] = (),
 ) -> Results:
-    """Play cells in a run folder, all at a time under one `concurrency`; what it already holds is not played again.
+    """Play cells in a run folder, all at once under one `concurrency`. Stored episodes are not played again.
 
     Args:
         cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
@@ -336,7 +336,7 @@ class _Evaluation:
 
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
-    """Play parts in a run folder, from what it holds on, and write the results, however they end."""
+    """Play the missing episodes of a run folder, and write the results however they end."""
     plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks), part.served) for part in parts]
     settings = {
         "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},

@@ -46,7 +46,7 @@ class ClusteredMean:
         self._tasks[task] = (episodes + 1, total + value)
         self.count += 1
         self._total += value
-        # What this does to the sums over tasks of total**2, episodes * total, and episodes**2.
+        # Its effect on the sums over tasks of total**2, episodes * total, and episodes**2.
         self._squares += value * (2 * total + value)
         self._cross += total + (episodes + 1) * value
         self._sizes += 2 * episodes + 1

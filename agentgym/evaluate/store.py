@@ -36,7 +36,7 @@ from agentgym.storage.locks import hold
 FORMAT = 1
 Key = tuple[str, int]  # of an episode in its cell: the task's id and the sample
 
-# Where and how patiently a model is asked does not change what it answers: a server may come back on another port.
+# Addresses and patience do not change a model's answers: a server may come back on another port.
 _MAY_DIFFER = ASKING | {"base_url"}
 
 
@@ -256,7 +256,7 @@ def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[
 
 
 def _folders(plan: Sequence[Planned]) -> Iterator[str]:
-    """The folders of environment modules that were named by value: another process may not find them by itself."""
+    """The folders of environment modules that were named by value: another process may not find them."""
     for planned in plan:
         env = planned.cell.env
         module, _, name = str(env.entry_point).partition(":")

@@ -66,7 +66,7 @@ def table_of(cells: Cells) -> RenderableType:
 
 
 class _CellTable:
-    """Leaves out the columns that say nothing, and cuts names to the space that is left."""
+    """Leaves out empty columns, and cuts names to fit."""
 
     def __init__(self, cells: Cells):
         self._cells = cells

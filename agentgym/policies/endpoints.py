@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-# Shares of requests that are refused: up to this one nobody is held back but the refused, above that one all wait.
+# Shares of refused requests: up to TOLERATED only the refused wait, above MOST all wait.
 TOLERATED, MOST = 0.1, 0.5
 REMEMBERED = 50
 _Loop = asyncio.AbstractEventLoop

@@ -88,7 +88,7 @@ class HumanPolicy:
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     def _arguments(self, given: str, schema: dict[str, Any]) -> dict[str, Any] | str:
-        """The arguments of a call, or what is wrong with them. A tool that takes one text may get it as it is."""
+        """The arguments of a call, or the problem with them. A tool with one text argument may get plain text."""
         properties, needed = schema.get("properties") or {}, schema.get("required") or ()
         texts = [name for name in needed if properties.get(name, {}).get("type") == "string"]
         only = texts[0] if len(texts) == 1 == len(needed) else None

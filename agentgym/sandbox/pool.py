@@ -305,7 +305,7 @@ class SandboxPool:
                 self._busy += 1
             try:
                 job()
-            except Exception:  # a back end broke its promise; the thread goes on
+            except Exception:  # a back end broke its contract; the thread continues
                 _log.exception("%s: while a sandbox was made, reset or closed", self.name)
             with self._changed:
                 self._busy -= 1

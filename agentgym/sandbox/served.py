@@ -64,7 +64,7 @@ class ServedSandbox:
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:
-        """The `SandboxSpec` that a client asks for. ValueError: it is none, or more than this server gives."""
+        """The `SandboxSpec` that a client asks for. ValueError: it is invalid, or asks for more than this server gives."""
         defaults = vars(SandboxSpec())
         if unknown := record.keys() - defaults.keys():
             raise ValueError(f"a sandbox has no setting {min(unknown)!r:.50}")

@@ -49,7 +49,7 @@ def mend(path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of a value that it does not know: NumPy's as numbers and lists, any other as text."""
+    """The JSON form of other values: NumPy's become numbers and lists, the rest text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -207,7 +207,7 @@ class NotJson(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON, without NaN, Infinity or a key given twice; a `NotJson` object where the text is none."""
+    """Strict JSON, without NaN, Infinity or a key given twice; a `NotJson` object if the text is not JSON."""
     try:
         found, end = _DECODER.raw_decode(text, _skip(text, 0))
         if _skip(text, end) < len(text):

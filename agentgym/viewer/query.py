@@ -187,7 +187,7 @@ def _key(file: EpisodeFile) -> _Key:
 
 
 class _Needles:
-    """A text as it stands in a line of JSON, so that most lines need not be parsed, or made lower case as text, which is slow."""
+    """A text in its JSON form, so that most lines need no parsing and no lower-casing, which are slow."""
 
     def __init__(self, text: str):
         self.text = text.lower()

@@ -52,7 +52,7 @@ class Row:
 
 
 def row_of(record: Any, start: int, size: int) -> Row:
-    """The row of a stored episode. Raises ValueError if it is none."""
+    """The row of a stored episode. Raises ValueError for other JSON."""
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
         raise ValueError("a line is not an episode: it has no list of turns")
     turns = [turn for turn in record["turns"] if isinstance(turn, dict)]

@@ -115,7 +115,7 @@ class Run:
         return 1.0 if all(f.share == 1.0 for f in files) else min(0.9999, sum(f.read_to for f in files) / total)
 
     def advance(self, seconds: float) -> None:
-        """Read what is new in a thread; returns when all is read, or after this long, while the thread goes on."""
+        """Read new records in a thread; returns when all are read, or after this time while the thread continues."""
         self.refresh()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
@@ -302,7 +302,7 @@ class Runs:
         return run
 
     def advance_all(self, seconds: float) -> None:
-        """Read what is new of all evaluations, the newest first, in one thread that goes on after this long."""
+        """Read new records of all evaluations, the newest first, in one thread that may outlast this call."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 evaluations = [run for run in self.found.values() if run.kind == "evaluation"]

@@ -233,7 +233,7 @@ def _conversation(record: Record) -> Conversation:
 
 
 def _whole(name: str, prompt: list[Message], said: list[Message], tools: list[dict[str, Any]]) -> Conversation:
-    while said and said[-1]["role"] != "assistant":  # nothing is learned of what nobody answered
+    while said and said[-1]["role"] != "assistant":  # unanswered messages are not learned from
         said = said[:-1]
     if not said:
         raise DataError(f"{name}: the assistant says nothing in it")

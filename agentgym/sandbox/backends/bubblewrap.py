@@ -181,7 +181,7 @@ class Embedded:
         return ", ".join(known)
 
     def end(self) -> None:
-        """Kill all of it and remove what it was made of."""
+        """Kill its processes and remove its files and groups."""
         if self.process is not None:
             _kill_tree(self.process.pid)
             try:

@@ -366,7 +366,7 @@ class Guest:
 
 
 def harden() -> None:
-    """No program may look into the guest, and none may gain rights by what it executes."""
+    """Programs may not look into the guest, nor gain rights by what they execute."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -39,7 +39,7 @@ class SessionLost(RemoteError):
 
 
 class RemoteEnvError(RemoteError):
-    """The environment raised on the server. Its session goes on."""
+    """The environment raised on the server. Its session continues."""
 
 
 @dataclass(frozen=True)

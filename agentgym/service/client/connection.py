@@ -165,7 +165,7 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
 
 
 async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Send a close frame: the session ends, and nobody resumes it."""
+    """Send a close frame: the session ends and is not resumed."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
 
@@ -192,7 +192,7 @@ _ABSENT = "there is no such argument"
 
 
 def difference(expects: Mapping[str, Any], made_with: Any) -> str:
-    """The difference between the arguments `expects` and those that a server told, in words; "" if there is none."""
+    """The difference between the arguments `expects` and those of a server, in words; "" if they agree."""
     there = made_with if isinstance(made_with, dict) else {}
     for name, value in expects.items():
         # As JSON, which is how the server told it: a tuple here is a list there.

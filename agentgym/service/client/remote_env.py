@@ -24,7 +24,7 @@ from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
 
-# What the server says of a session that ended in a step, where the agent's programs can have brought it about.
+# Codes of sessions that ended in a step and that the agent's programs can have ended.
 _AGENTS = {frames.DEADLINE: STEP_TIMEOUT, frames.OUT_OF_MEMORY: SESSION_LOST, frames.WORKER_DIED: SESSION_LOST}
 # How often the beginning of an episode moves to another session before it counts as failed.
 MOVES = 8
@@ -261,7 +261,7 @@ def remote_env(
 
 
 class _Lease:
-    """A session and its slot on a server, given back once, also if nobody closes the environment."""
+    """A session and its slot on a server, given back once, also if the environment is never closed."""
 
     def __init__(self, session: RemoteSession, server: Server, pool: Pool):
         self.session = session

@@ -22,7 +22,7 @@ CONNECT_SECONDS = 10.0
 
 
 class Rejected(Exception):
-    """The server refused a frame or an action; the session goes on."""
+    """The server refused a frame or an action; the session continues."""
 
 
 class Connection:

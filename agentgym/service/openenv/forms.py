@@ -165,7 +165,7 @@ def _properties(action: Mapping[str, Any]) -> Json:
 
 
 def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """A schema with its references resolved. From some depth on, and within itself, a reference is left as it is."""
+    """A schema with its references resolved, except recursive and deeply nested ones."""
     if isinstance(schema, list):
         return [_resolved(part, action, within) for part in schema]
     if not isinstance(schema, Mapping):
@@ -176,7 +176,7 @@ def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = f
         for word in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
             named = named.get(word.replace("~1", "/").replace("~0", "~"), {}) if isinstance(named, Mapping) else {}
         if named:
-            # What stands beside a reference (a description, a default) is of this field.
+            # Keys beside a reference (a description, a default) belong to this field.
             beside = {key: value for key, value in schema.items() if key != "$ref"}
             return {**_resolved(named, action, within | {reference}), **_resolved(beside, action, within)}
     return {key: _resolved(value, action, within) for key, value in schema.items()}

@@ -28,7 +28,7 @@ _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
 
 class OpenEnvHandler(ProtocolHandler):
-    """Answers the frames of one client. Any error becomes an error frame; the session goes on."""
+    """Answers the frames of one client. Any error becomes an error frame; the session continues."""
 
     def __init__(self, env: Env, calls: CallRunner, session: SessionInfo):
         super().__init__(env, calls, session)
@@ -55,7 +55,7 @@ class OpenEnvHandler(ProtocolHandler):
                 return error_frame("VALIDATION_ERROR", f"Invalid message: {error}", errors=[])
         except Refused:  # there is no memory left
             raise
-        except Exception as error:  # the environment's own: it is told, and the session goes on
+        except Exception as error:  # the environment's own error: it is reported, and the session continues
             return error_frame("EXECUTION_ERROR", _said(error))
 
     @staticmethod
@@ -125,7 +125,7 @@ class OpenEnvHandler(ProtocolHandler):
             return rpc_error(id, INVALID_PARAMS, f"Tool not found: {name:.100}")
         except Refused:
             raise
-        except Exception as error:  # the environment's own: it is told, and the session goes on
+        except Exception as error:  # the environment's own error: it is reported, and the session continues
             return rpc_error(id, INTERNAL_ERROR, _said(error))
 
 

@@ -1,4 +1,4 @@
-"""What OpenEnv's routes tell about an environment: JSON schemas, metadata and the OpenAPI document."""
+"""Answers of OpenEnv's routes about an environment: JSON schemas, metadata and the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ RESUME_HEADER = "X-Agentgym-Resume"
 KEPT_ANSWERS = 16
 METHODS = ("expert_action", "random_action")  # that an environment may have
 
-# What requests may carry, by call; besides id and call.
+# Fields of requests, by call; besides id and call.
 CALLS: dict[str, frozenset[str]] = {
     "init": frozenset({"task"}),
     "reset": frozenset({"seed", "options"}),
@@ -75,7 +75,7 @@ SANDBOX_ERROR = "SANDBOX_ERROR"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 SHARED_WORKER_KILLED = "SHARED_WORKER_KILLED"
 
-# What each code means, and the WebSocket close code of those that end a session.
+# The meaning of each code, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
     BAD_FRAME: ("the message is no JSON text, or no request", 4400),
     BAD_REQUEST: ("a request lacks something, has too much, or its id is out of order", None),

@@ -40,7 +40,7 @@ PATH = "/sandboxes"
 PART = 1 << 20
 LARGEST_DATA = 48 << 20
 
-# What goes to the guest, and what each call must carry besides its data.
+# Calls that go to the guest, and the fields that each must have besides its data.
 GUEST_CALLS: dict[str, frozenset[str]] = {
     "exec": frozenset({"argv", "env", "cwd", "timeout"}),
     "open": frozenset({"argv", "env", "form"}),

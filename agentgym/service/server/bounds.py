@@ -87,7 +87,7 @@ def raise_open_files(sessions: int) -> int:
 
 
 class Groups:
-    """The control groups of a zygote's workers. `why_not` says why there are none although limits are wanted."""
+    """The control groups of a zygote's workers. `why_not` says why limits that were asked for cannot be kept."""
 
     def __init__(self, bounds: Bounds):
         self._bounds = bounds

@@ -65,7 +65,7 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
 
 
 def facts_of(spec: EnvSpec, env: Any) -> dict[str, Any]:
-    """What a client must know of an environment to stand in for it."""
+    """The facts by which a client stands in for an environment."""
     return {
         "tools": list(env.get_wrapper_attr("tools")),
         "methods": [name for name in METHODS if env.has_wrapper_attr(name)],

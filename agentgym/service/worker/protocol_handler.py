@@ -117,7 +117,7 @@ class ProtocolHandler:
 
     @staticmethod
     def make(spec: EnvSpec, tasks: TaskSet | None) -> Any:
-        """What the session holds, with a `close`: an environment, whose `reset` draws from `tasks`."""
+        """The object of the session, with a `close`: an environment, whose `reset` draws from `tasks`."""
         env = spec.make()
         bare: Any = env.unwrapped
         if tasks is not None and getattr(bare, "_tasks", tasks) is None:
@@ -129,11 +129,11 @@ class ProtocolHandler:
         return getattr(held.unwrapped, "sandbox_image", None) is not None
 
     def hello(self, resume: str | None) -> str | None:
-        """The first message of a connection; None: there is none."""
+        """The first message of a connection, or None."""
         return None
 
     def answer(self, text: str) -> str | None:
-        """The answer to one message; None: there is none. Raises `Refused` to end the session with an error."""
+        """The answer to one message, or None. Raises `Refused` to end the session with an error."""
         raise NotImplementedError
 
     @staticmethod

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gy
     from agentgym.core.env import Env
 
 # Exit codes, by which the server knows how a session ended.
-ENDED, NOT_MADE = 80, 81  # none that a program ends with by itself
+ENDED, NOT_MADE = 80, 81  # no program exits with these
 NOT_SHARED = 82  # of a session alone: it has not begun, and needs a process to itself
 _LARGEST_ORDER = 1 << 16
 

@@ -195,7 +195,7 @@ class Connection:
         return data
 
     def _control(self, opcode: int, payload: bytes) -> bool:
-        """Answer a ping or a close frame; returns whether the connection goes on."""
+        """Answer a ping or a close frame; returns False after a close frame."""
         if opcode == PING:
             self._write(encoded(PONG, payload))
         elif opcode == CLOSE:
