@@ -215,7 +215,7 @@ def test_what_cannot_be_imported_cannot_be_served():
         (["--max-sessions", "0"], "--max-sessions"),
         (["--workers", "-1"], "--workers"),
         (["--max-message", "0"], "--max-message"),
-        (["frozen_lake", "--kwargs", '{"frozen_lake": {"view": "nowhere"}}'], "view is map or near"),
+        (["frozen_lake", "--kwargs", '{"frozen_lake": {"view": "nowhere"}}'], "view must be one of map, near"),
         (["--tls-cert", "nowhere.pem"], "--tls-cert nowhere.pem"),
         (["--tls-cert", __file__, "--port", "0"], "--tls-key"),
         (["--tls-key", "k"], "--tls-cert"),
