@@ -204,6 +204,9 @@ class _Evaluation:
     stopped: str | None = None
     problem: str | None = None
     _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
+    _tries_of: dict[int, list[Policy]] = field(
+        default_factory=dict
+    )  # those of `_running`, by the id of a policy in them
     _refusals: Counter[str] = field(default_factory=Counter)
     _shared: list[Policy] = field(default_factory=list)
 
@@ -274,6 +277,7 @@ class _Evaluation:
         policy = part.make_policy(episode)
         if not _among(tries, policy) and not self._is_shared(policy):
             tries.append(policy)
+            self._tries_of[id(policy)] = tries
         return policy
 
     def _is_shared(self, policy: Policy) -> bool:
@@ -281,11 +285,9 @@ class _Evaluation:
         calls = getattr(policy, "calls", None)
         if not isinstance(calls, EndpointUsage):
             return False
-        others = [tries for tries in self._running.values() if _among(tries, policy)]
-        if others:
+        if other := self._tries_of.pop(id(policy), None):
             self._shared.append(policy)
-        for tries in others:
-            tries[:] = [one for one in tries if one is not policy]
+            other[:] = [one for one in other if one is not policy]
         return calls.requests > 0 or _among(self._shared, policy)
 
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
@@ -293,7 +295,10 @@ class _Evaluation:
         if key not in self._running:
             raise ValueError(f"{part.cell.env.id} reports task {trajectory.task_id!r}, but was given another task")
         part.left -= 1
-        calls = calls_of(self._running.pop(key))
+        tries = self._running.pop(key)
+        for policy in tries:
+            self._tries_of.pop(id(policy), None)
+        calls = calls_of(tries)
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
