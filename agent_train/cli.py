@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"agentgym {__version__}")
     arguments = parser.parse_intermixed_args(argv)
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # for environments and functions of the user's own files, as `python -m` would find them
     with _ends_at_once():
         return _refuse_or_run(arguments)
 

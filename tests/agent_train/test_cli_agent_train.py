@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,14 @@ def test_an_unknown_flag_is_exit_code_2_without_a_traceback(capsys):
         main(["--dry-rnu", "+env=frozen_lake"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[0] == "agent-train: error: unrecognized arguments: --dry-rnu"
+
+
+def test_functions_and_environments_of_the_current_folder_are_found(tmp_path):
+    (tmp_path / "mine_of_this_folder.py").write_text(
+        "def above_zero(inputs):\n    return inputs.on_tokens(inputs.rewards)\n"
+    )
+    command = [Path(sys.executable).parent / "agent-train", "+env=frozen_lake", "--dry-run"]
+    setting = "algorithm.advantage.name=mine_of_this_folder:above_zero"
+    done = subprocess.run([*command, setting], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "advantages mine_of_this_folder:above_zero" in done.stdout
