@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -51,7 +52,7 @@ class EnvServer(SessionServer):
             add_routes(app, self)
             self._runner = web.AppRunner(app, shutdown_timeout=1.0)
             await self._runner.setup()
-            await self._listen(self._runner.server, tls)
+            await self._listen(cast("web.Server", self._runner.server), tls)
         except BaseException:
             await self.close()
             raise
@@ -61,10 +62,9 @@ class EnvServer(SessionServer):
             await asyncio.sleep(TOKENS_SECONDS)
             self.tokens.look()
 
-    async def _listen(self, server: web.Server | None, tls: ssl.SSLContext | None) -> None:
+    async def _listen(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         limits = self.settings.limits
-        assert server is not None  # the runner was set up
         server.request_handler = _told_apart(server.request_handler)
 
         def made() -> asyncio.BaseProtocol:
