@@ -1,7 +1,5 @@
 """`agent-train`: settings in, a trained policy out. Everything that can be refused is refused before anything starts."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

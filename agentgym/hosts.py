@@ -1,7 +1,5 @@
 """Names of this machine, as a `Host` header or a listening address has them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The environments that come with agentgym; modules are imported when an environment is made."""
 
-from __future__ import annotations
-
 _ENVS = (  # id, class, tags, needs
     ("code_mbpp", "code.mbpp:CodeMBPP", "code multi-turn tools sandbox", "sandbox:python"),
     ("code_humaneval", "code.humaneval:CodeHumanEval", "code multi-turn tools sandbox", "sandbox:python"),

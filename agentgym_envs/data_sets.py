@@ -1,7 +1,5 @@
 """The data sets that these environments use, and how their files are made from Hugging Face rows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tasks shipped with the package: JSON Lines files beside the environments, each record with its split."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from importlib import resources

@@ -1,7 +1,5 @@
 """Checks of an environment's settings. All raise ValueError."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

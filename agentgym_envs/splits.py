@@ -5,8 +5,6 @@ and a seed's generator draws until it finds a level of the requested split. The 
 (the map, not the player's position), so no state met in training belongs to a held-out level.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Iterable

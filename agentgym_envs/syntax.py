@@ -3,8 +3,6 @@
 CPython 3.11 counts a tree's depth for all threads together: two that parse at once can end with a SystemError.
 """
 
-from __future__ import annotations
-
 import ast
 import threading
 

@@ -3,8 +3,6 @@
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

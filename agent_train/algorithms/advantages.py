@@ -5,8 +5,6 @@ gets 0.0. A group of one and a group whose rewards do not differ get exactly 0.0
 ValueError.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

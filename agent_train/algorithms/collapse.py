@@ -3,8 +3,6 @@
 RAGEN (arXiv 2504.20073) calls it the echo trap: reward spread and entropy fall before the reward does. Pure Python.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-prob
 the samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -5,8 +5,6 @@ part, and `algorithm.filter.share`. It returns the indices of the groups to keep
 names it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Legend: T tokens of one packed micro-batch; p is the policy that is trained. Nats.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -6,8 +6,6 @@ Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-prob
 proximal policy, at the start of the training step; it is not the engine's (behaviour) policy.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

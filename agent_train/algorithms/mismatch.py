@@ -4,8 +4,6 @@ Legend: T tokens of one packed micro-batch, K numbers. Log ratios are `log(o / b
 engine and `o` the trainer for the panel of the engine, `o` and `p` for the drift of an update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -7,8 +7,6 @@ know of masks.
 Legend: T tokens of one packed micro-batch.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

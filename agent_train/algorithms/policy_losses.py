@@ -9,8 +9,6 @@ proximal policy, `behaviour` the engine's, which sampled. `segment_T` numbers ea
 `n_segments` is S, on the host.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

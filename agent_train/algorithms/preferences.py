@@ -5,8 +5,6 @@ A margin is how much more likely the trained policy makes an answer than the ref
 Legend: T tokens, S sequences, P pairs, R answers of a whole optimizer step.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid

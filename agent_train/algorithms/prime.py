@@ -4,8 +4,6 @@ Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segm
 S-1, a token is.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits

@@ -7,8 +7,6 @@ weighs nothing.
 Legend: N samples of the whole optimizer step, over all ranks and micro-batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -8,8 +8,6 @@ token is; the tokens of a segment lie together and in order, those of all its sa
 as `turn_rewards.place` lays it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

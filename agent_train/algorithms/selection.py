@@ -5,8 +5,6 @@ advantages are computed from. Groups stay whole and keep their order, whatever e
 tokens, never what a tool wrote.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

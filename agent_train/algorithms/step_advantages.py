@@ -6,8 +6,6 @@ names them.
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

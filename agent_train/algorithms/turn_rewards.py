@@ -6,8 +6,6 @@ action.
 Legend: T tokens, S segments: trajectories or turns.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

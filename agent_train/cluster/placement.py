@@ -1,7 +1,5 @@
 """Placement: the GPUs and CPUs of each process."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -1,7 +1,5 @@
 """Ray for a run: a local instance that ends with the run, or the cluster that RAY_ADDRESS names."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

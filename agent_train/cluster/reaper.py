@@ -4,8 +4,6 @@
 Ray's processes that have files in FOLDER, which would search for each other for a minute, and removes the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Settings that can run and are far from what the model's size wants. Each is one line; a run prints them before it starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from agent_train.cluster.placement import visible_gpus

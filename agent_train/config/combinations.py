@@ -3,8 +3,6 @@
 Nothing here imports torch: the parameters of a shipped loss are read from its source.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The extension points of training; docs/algorithms.md and docs/training.md say what each takes. Nothing here imports torch."""
 
-from __future__ import annotations
-
 from agentgym.core.extensions import ExtensionPoint
 
 _ALGORITHMS = "agent_train.algorithms"

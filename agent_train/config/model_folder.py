@@ -1,7 +1,5 @@
 """How large a model is and how much it reads, by the `config.json` of its folder, without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

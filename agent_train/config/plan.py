@@ -1,7 +1,5 @@
 """The output of `agent-train --dry-run`: a table of the run, and every setting with its documentation."""
 
-from __future__ import annotations
-
 import re
 
 from agent_train.cluster.placement import visible_gpus

@@ -6,8 +6,6 @@ in `configs/model/tiny.yaml` and `configs/tiny/`.
 """
 
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The table of settings in docs/training.md, made from the schema: `python -m agent_train.config.table` writes it there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Try a step's formulas on a few made-up episodes before anything starts. This imports torch, so it comes last."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

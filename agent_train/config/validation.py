@@ -3,8 +3,6 @@
 Nothing here imports ray, transformers or vllm, nor torch before all else is right.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math

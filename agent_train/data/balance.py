@@ -3,8 +3,6 @@
 Costs are whole numbers, so that sums do not depend on their order.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ that any split gives the same loss.
 Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain
@@ -69,7 +67,7 @@ class MicroBatch:
     def n_segments(self) -> int:
         return len(self.lengths)
 
-    def to(self, device: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> "MicroBatch":
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return replace(self, **{k: v.to(device, non_blocking=True) for k, v in given if isinstance(v, Tensor)})
 
@@ -91,7 +89,7 @@ class RankBatch:
     def batches(self) -> list[MicroBatch]:
         return [batch_of(samples, prefixes) for samples, prefixes in self._parts()]
 
-    def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> RankBatch:
+    def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> "RankBatch":
         """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
         filled = [[replace(sample, **numbers[sample.id]) for sample in own] for own in self.micro_batches]
         return replace(self, micro_batches=filled)

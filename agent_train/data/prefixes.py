@@ -4,8 +4,6 @@ A prefix group holds the same numbers as its samples by themselves, since each t
 fewer tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

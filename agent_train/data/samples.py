@@ -4,8 +4,6 @@ Legend: T tokens of one sample. Every list of T is aligned to the token itself: 
 `advantages[t]` belong to `ids[t]`, which the model predicts from position t-1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Legend: R requests of a batch, P longest prompt, M most new tokens, V vocabulary
 Prompts are padded on the left, so that every row samples from its last position; position ids count only real tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Prompts that wait are answered together: one batch runs from its prompts to its 
 batch starts when every session waits, so that equal seeds give equal batches and equal numbers, to the last bit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence
@@ -87,7 +85,7 @@ class EmbeddedEngine(Engine):
         dtype: str,
         deterministic: bool,
         **_: object,
-    ) -> EmbeddedEngine:
+    ) -> "EmbeddedEngine":
         """Load the model. In a deterministic run a batch waits for every session. It writes no logs."""
         return await asyncio.to_thread(
             cls,

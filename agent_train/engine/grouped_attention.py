@@ -4,8 +4,6 @@ With a mask transformers repeats keys and values for every head of queries and e
 itself. torch's function on CPUs takes them as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

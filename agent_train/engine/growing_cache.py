@@ -5,8 +5,6 @@ transformers' own cache copies all of them for every token; this one writes the 
 Legend: R rows, H heads of keys and values, N tokens so far, C tokens there is room for, D numbers of a head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """JSON over one shared aiohttp session, with errors that say which server and how long."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the trainer starts a vLLM server: token ids in and out, log-probabilities of the sampling distribution, new weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from agent_train.config.schema import EngineConfig

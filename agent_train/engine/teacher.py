@@ -3,8 +3,6 @@
 A teacher that is a model folder is a frozen role of the learner.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -40,7 +38,7 @@ class Teacher:
         self._client = client
 
     @classmethod
-    async def connect(cls, config: Config, policy_dir: str | Path) -> Teacher:
+    async def connect(cls, config: Config, policy_dir: str | Path) -> "Teacher":
         """Reach the endpoint and check that it means the same by each id as the policy."""
         teacher = cls(config, open_client())
         try:

@@ -3,8 +3,6 @@
 Requests go to `/inference/v1/generate`, which speaks token ids only and says which weight version sampled each token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -122,7 +120,7 @@ class VllmEngine(Engine):
         on_progress: Progress | None = None,
         deterministic: bool = False,
         **more: Any,
-    ) -> VllmEngine:
+    ) -> "VllmEngine":
         """Start `config.replicas` servers and return when all answer. Ray must run. `more`: see `server_options`.
 
         Args:

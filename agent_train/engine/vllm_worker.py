@@ -3,8 +3,6 @@
 vLLM mixes this class into its worker (`--worker-extension-cls`) and calls it by `/collective_rpc`, which carries only JSON.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The driver's handle on the learner ranks."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
@@ -66,7 +64,7 @@ class Learner:
         role: str = "policy",
         bundles: PlacementGroup | None = None,
         ship: Ship | None = None,
-    ) -> Learner:
+    ) -> "Learner":
         """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
 
         `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples

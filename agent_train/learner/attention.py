@@ -7,8 +7,6 @@ call of scaled dot-product attention. Where samples share prefixes, `shared_atte
 Legend: T packed tokens, S samples, n stretches of one length L, H query heads, K key/value heads, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby

@@ -3,8 +3,6 @@
 Legend: T tokens of one packed micro-batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

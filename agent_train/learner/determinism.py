@@ -1,7 +1,5 @@
 """The same numbers each time: what `trainer.deterministic` asks of torch in every process of a run."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """Loading a model, sharding it with FSDP2, and getting whole tensors back out."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -8,8 +8,6 @@ Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vo
 hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +96,7 @@ class _Answers:
     target_C: Tensor
 
     @staticmethod
-    def none(targets_C: Tensor, dtype: torch.dtype) -> _Answers:
+    def none(targets_C: Tensor, dtype: torch.dtype) -> "_Answers":
         zeros_C = torch.zeros(len(targets_C), dtype=dtype, device=targets_C.device)
         return _Answers(targets_C, zeros_C + torch.finfo(dtype).min / 2, zeros_C, zeros_C, zeros_C)
 

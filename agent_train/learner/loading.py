@@ -4,8 +4,6 @@ Parameters on the meta device have a shape and no memory; buffers (rotary freque
 is sharded like that, and then each rank reads its own shards and nothing else.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ The model's own weights are frozen; without the adapters it is the policy as the
 KL.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import zlib

@@ -5,8 +5,6 @@ A fixed panel, whatever the objective is. Numbers are read back to the host once
 Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The optimizers by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any

@@ -4,8 +4,6 @@
 data and sequence ranks together, and the parameters outside the blocks over all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ log-probabilities of o are computed before the first, where something reads them
 Legend: T tokens of one packed micro-batch, N sampled tokens of an optimizer step over all ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

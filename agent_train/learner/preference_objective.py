@@ -8,8 +8,6 @@ has exactly the loss's gradient.
 Legend: T tokens of one packed micro-batch, S samples in it, M sampled tokens of a whole step, A answers, P pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -8,8 +8,6 @@ weighted sum over tokens.
 Legend: T tokens, S trajectories.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The models of a run: which there are, where each starts from, which of them learn. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

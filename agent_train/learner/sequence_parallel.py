@@ -9,8 +9,6 @@ Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query 
 hidden size, R ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ Legend: T packed tokens, N tokens that follow a prefix, P tokens of it, n stretc
 key/value heads, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The weights in the loss and the numbers that models and advantages give to token
 with each.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace

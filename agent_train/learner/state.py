@@ -5,8 +5,6 @@ under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of t
 random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping

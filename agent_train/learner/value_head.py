@@ -6,8 +6,6 @@ reward models: the number is `score.weight` times the hidden state, without a bi
 Legend: T packed tokens, M of them in the loss mask, S samples (segments), D hidden size.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

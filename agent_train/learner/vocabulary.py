@@ -1,7 +1,5 @@
 """Compares vocabularies: samples hold the policy's token ids, so every model that reads them must mean the same by an id."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Every method that touches the weights is a collective: all ranks call it with th
 Legend: T packed tokens, R ranks, K numbers that are measured.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ python -m agent_train.report runs/NAME                     write runs/NAME/repor
 python -m agent_train.report --curves OUT.svg RECORD ...   one picture of several result records
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

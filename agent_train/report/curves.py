@@ -1,7 +1,5 @@
 """Records of results, and one SVG with the curves of several: success by training step."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The console display of a run: a live table on a terminal, one line for each step elsewhere."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The tracker of a run: takes its measurements, shows them, and keeps them in `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -53,7 +51,7 @@ class Tracker:
             self._count_again(record)
         self._out = run.metrics.open("a", encoding="utf-8")
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> "Tracker":
         self._display.start()
         return self
 

@@ -5,8 +5,6 @@ trainer is a client of all workers and balances its episodes over them. If a wor
 and it is placed again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """From tasks to groups of trajectories. Nothing here depends on the order in which episodes finish."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections import Counter

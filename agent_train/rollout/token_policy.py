@@ -1,7 +1,5 @@
 """A policy on token ids: prompts extend exactly, and the exact sampled tokens go into the trajectory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A run continues from its newest whole checkpoint. Later files are moved aside, t
 that the files read as those of an undisturbed run. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """One run from settings to report: what `agent-train` does once the settings are accepted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

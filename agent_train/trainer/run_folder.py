@@ -11,8 +11,6 @@ logs/                what servers and workers print
 report.html
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import re

@@ -1,7 +1,5 @@
 """Seeds, batches and learning rates by their purpose, never by the order of events, so a resumed run continues as it would have."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

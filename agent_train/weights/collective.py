@@ -7,8 +7,6 @@ cut the same buckets from the same manifest, so that nothing but bytes is sent.
 Legend: B bytes of one bucket or tensor, W 32-bit words of one block.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

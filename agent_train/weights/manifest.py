@@ -1,7 +1,5 @@
 """The manifest of a weight sync: names, shapes and types, known to both sides before a byte moves. Imports no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

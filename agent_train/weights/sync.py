@@ -3,8 +3,6 @@
 Each function returns one checksum of all tensors together and raises WeightSyncError if a tensor's checksum differs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

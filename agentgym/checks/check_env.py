@@ -1,7 +1,5 @@
 """`check_env` and `examine`, which an author runs before publishing an environment."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Checks of the contract: values, episodes that repeat, any action, the end, closing, tools, tasks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

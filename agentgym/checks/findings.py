@@ -1,7 +1,5 @@
 """Findings of checks, and the lines of the author's code that they are about."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """Checks that an environment shares nothing with its process and other environments, repeats elsewhere, and leaks no memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

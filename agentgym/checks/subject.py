@@ -1,7 +1,5 @@
 """An environment under check, whose calls run in a separate thread or task and under a time limit."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -49,7 +47,7 @@ class Played:
     ended: bool = False
     problems: list[str] = field(default_factory=list)
 
-    def difference(self, other: Played) -> str:
+    def difference(self, other: "Played") -> str:
         for turn, (one, two) in enumerate(zip(self.shown, other.shown, strict=False)):
             if one != two:
                 pairs = enumerate(itertools.zip_longest(one, two))
@@ -80,7 +78,7 @@ class Subject:
     def is_async(self) -> bool:
         return bool(self.bare.async_methods)
 
-    async def another(self) -> Subject:
+    async def another(self) -> "Subject":
         if self.spec is None:
             raise ValueError("this environment was given as an object without a spec")
         return await made(self.spec, self.timeout)

@@ -3,8 +3,6 @@
 Gold answers earn the most, null and random policies the floor, and the same actions the same rewards, also in another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

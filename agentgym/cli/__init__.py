@@ -1,7 +1,5 @@
 """The command `agentgym`. No command imports anything heavy before it runs, so help, wrong lines and completion are quick."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -5,8 +5,6 @@ a split, RUN the folder of a run, DATA a data set, IMAGE an image of sandboxes; 
 folders.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable

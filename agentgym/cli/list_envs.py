@@ -1,7 +1,5 @@
 """The command `agentgym list`. Cheap: it imports no environment, and asks a server only if one is named."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil

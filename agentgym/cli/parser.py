@@ -3,8 +3,6 @@
 `add` adds the command's parser and sets `run=function(args) -> exit code`; `args.words` is the whole command line.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """The options of `agentgym serve` for sandboxes."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Sequence

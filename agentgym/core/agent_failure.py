@@ -4,8 +4,6 @@ An error from a sandbox in which programs have run carries a function, set by `b
 have caused it. `Env.step` calls it when the error leaves the step; see `agentgym.core.env.Env`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 KEY = "agent_failure"  # of the last step's `info`: one of the causes below

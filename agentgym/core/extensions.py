@@ -1,7 +1,5 @@
 """Extension points: what users may add, by a name, by `package.module:attribute`, or by an entry point of their package."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import re

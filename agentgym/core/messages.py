@@ -4,8 +4,6 @@ A message is a plain dict, so that it goes to JSON, to an endpoint and to a chat
 `{"role": "user", "content": "hi"}`, with `tool_calls`, `tool_call_id`, `name` or content parts where they apply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 

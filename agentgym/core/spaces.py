@@ -1,7 +1,5 @@
 """The Gymnasium spaces of chat: observations are lists of messages, actions are text or an assistant message."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Tasks: a `Task` is one problem that an environment poses, a `TaskSet` an ordered set of them."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json
@@ -44,7 +42,7 @@ class Task:
         return {name: value for name, value in record.items() if value is not None}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Task:
+    def from_json(cls, record: Mapping[str, Any]) -> "Task":
         """Raises ValueError for a missing `id` or an unknown field."""
         unknown = set(record) - {"id", "messages", "answer", "seed", "metadata"}
         if unknown or "id" not in record:
@@ -88,8 +86,8 @@ class TaskSet(Sequence[Task]):
     @overload
     def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, index: slice) -> TaskSet: ...
-    def __getitem__(self, index: int | slice) -> Task | TaskSet:
+    def __getitem__(self, index: slice) -> "TaskSet": ...
+    def __getitem__(self, index: int | slice) -> "Task | TaskSet":
         if isinstance(index, slice):
             return self._reordered(self._order[index])
         return self._make(self._order[index])
@@ -100,23 +98,23 @@ class TaskSet(Sequence[Task]):
     def __repr__(self) -> str:
         return f"TaskSet({self.name!r}, {len(self)} tasks{', ' + self.source if self.source else ''})"
 
-    def _reordered(self, order: Sequence[int]) -> TaskSet:
+    def _reordered(self, order: Sequence[int]) -> "TaskSet":
         return TaskSet(self._make, name=self.name, source=self.source, size=len(order), order=order)
 
-    def shuffled(self, seed: int) -> TaskSet:
+    def shuffled(self, seed: int) -> "TaskSet":
         order = list(self._order)
         random.Random(seed).shuffle(order)
         return self._reordered(order)
 
-    def take(self, n: int) -> TaskSet:
+    def take(self, n: int) -> "TaskSet":
         return self._reordered(self._order[:n])
 
     @classmethod
-    def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> TaskSet:
+    def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> "TaskSet":
         return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
 
     @classmethod
-    def from_jsonl(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
+    def from_jsonl(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> "TaskSet":
         """Tasks from a JSON Lines file, which may be gzipped (`.gz`): a task object a line, or any object with `parse(record, line_index)`.
 
         Raises ValueError with file and line if one is not a task.
@@ -127,7 +125,7 @@ class TaskSet(Sequence[Task]):
             return cls._parsed(path, rows, parse, name)
 
     @classmethod
-    def from_parquet(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> TaskSet:
+    def from_parquet(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> "TaskSet":
         """Tasks from the rows of a Parquet file; like `from_jsonl`. Needs `pyarrow`."""
         try:
             from pyarrow import parquet
@@ -141,7 +139,7 @@ class TaskSet(Sequence[Task]):
     @classmethod
     def _parsed(
         cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None
-    ) -> TaskSet:
+    ) -> "TaskSet":
         tasks = []
         for place, number, row in rows:
             try:
@@ -159,7 +157,7 @@ class TaskSet(Sequence[Task]):
                 out.write(line_of(task.to_json()))
 
     @classmethod
-    def load(cls, env_id: str, split: str = "train", **settings: Any) -> TaskSet:
+    def load(cls, env_id: str, split: str = "train", **settings: Any) -> "TaskSet":
         """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
 
         Settings are the environment's own, as `agentgym.make` takes them. Raises UnknownEnvError, TypeError or ValueError.

@@ -1,7 +1,5 @@
 """Where an exception was raised: the innermost line of the user's own code, and the traceback as text."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

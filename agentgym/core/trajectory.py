@@ -1,7 +1,5 @@
 """Trajectories: the turns of an episode, their tokens, and how it ended. Stored as JSON Lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -125,7 +123,7 @@ class Trajectory:
         return record
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Trajectory:
+    def from_json(cls, record: dict[str, Any]) -> "Trajectory":
         turns: list[Turn] = []
         context: list[int] = []
         for item in record["turns"]:

@@ -1,7 +1,5 @@
 """Usage errors of the command line, with suggestions for misspelt words."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator

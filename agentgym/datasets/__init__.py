@@ -5,8 +5,6 @@
 cache, then the hub, unless `HF_HUB_OFFLINE` is set. A hub that does not answer costs a few seconds, once per process.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import importlib.util

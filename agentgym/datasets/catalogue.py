@@ -3,8 +3,6 @@
 A package registers its data sets with `register_data`. Files are in the data folder (`datasets.folder`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Findings, and probes that end in time."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

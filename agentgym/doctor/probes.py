@@ -1,7 +1,5 @@
 """The probes of `agentgym doctor`: Python and packages, the machine, sandboxes, task data."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per
 "provider/*": {input: 3, output: 15}
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import math
@@ -42,7 +40,7 @@ class Budget:
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"the limit of {name} must be positive, not {value!r}")
 
-    def reached(self, spent: Spent, seconds: float, running: Collection[Sequence[Policy]] = ()) -> str | None:
+    def reached(self, spent: "Spent", seconds: float, running: Collection[Sequence[Policy]] = ()) -> str | None:
         """The limit that is reached ("episodes", "tokens", "cost", "seconds"), else None.
 
         Args:
@@ -70,7 +68,7 @@ class Spent:
     tokens: int = 0
     cost: float = 0.0
 
-    def __iadd__(self, other: Spent) -> Spent:
+    def __iadd__(self, other: "Spent") -> "Spent":
         self.episodes += other.episodes
         self.tokens += other.tokens
         self.cost += other.cost
@@ -125,12 +123,12 @@ class Prices:
     by_model: Mapping[str, Price] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: str | Path | None) -> Prices:
+    def load(cls, path: str | Path | None) -> "Prices":
         """The table of a YAML or JSON file; None: an empty one. Raises ValueError, naming file, model and field."""
         return cls() if path is None else cls.from_json(_read(Path(path)), str(path))
 
     @classmethod
-    def from_json(cls, record: Any, where: str = "prices") -> Prices:
+    def from_json(cls, record: Any, where: str = "prices") -> "Prices":
         """The table of an object `{model: {input, output, cached_input}}`."""
         if not isinstance(record, Mapping) or not record:
             raise ValueError(f"{where}: a table of prices is {{model: {{input: $, output: $}}}}, not {record!r:.80}")

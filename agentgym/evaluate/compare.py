@@ -1,7 +1,5 @@
 """Is one run better than another? Tasks are paired, so that their difficulty adds no noise."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The display of a running evaluation: a live table on a terminal, a plain line now and then elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -98,7 +96,7 @@ class LiveDisplay:
         self._said = clock()
         self._live: Live | None = None
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> "LiveDisplay":
         if self._console.is_terminal:
             self._live = Live(
                 get_renderable=self.picture,

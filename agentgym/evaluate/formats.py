@@ -1,7 +1,5 @@
 """Formats of numbers and names in tables, the live display and the report."""
 
-from __future__ import annotations
-
 NOTHING = "-"
 
 

@@ -1,7 +1,5 @@
 """The plan of an evaluation: cells, each one agent on one environment. A cell is a row of the results table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ class AgentSpec:
         return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> AgentSpec:
+    def from_json(cls, record: Mapping[str, Any]) -> "AgentSpec":
         return cls(**record)
 
 
@@ -90,7 +88,7 @@ class Cell:
         return {"name": self.name, "env": self.env.to_json(), "agent": self.agent.to_json(), **rest}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Cell:
+    def from_json(cls, record: Mapping[str, Any]) -> "Cell":
         rest = {name: record[name] for name in ("split", "n", "k", "seed", "max_turns")}
         if record.get("ids") is not None:
             rest["ids"] = tuple(record["ids"])

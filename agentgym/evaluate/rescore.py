@@ -1,7 +1,5 @@
 """Grades stored episodes again: replays their replies in the current environments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Results of an evaluation: the numbers of each cell and of the whole run. Of trajectories, only numbers stay in memory."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict
@@ -175,7 +173,7 @@ class CellResult(Part):
         return {"name": self.name, **asdict(self)}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> CellResult:
+    def from_json(cls, record: Mapping[str, Any]) -> "CellResult":
         """The reverse of `to_json`; keys that other versions write are passed over."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         for key in ("pass_at", "pass_hat"):
@@ -213,7 +211,7 @@ class Results:
         return {"format": FORMAT, **rest, "cells": [cell.to_json() for cell in self.cells]}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Results:
+    def from_json(cls, record: Mapping[str, Any]) -> "Results":
         """The reverse of `to_json`. Raises ValueError for an unknown format."""
         if record.get("format") != FORMAT:
             raise ValueError(f"results of format {record.get('format')!r}; this version reads format {FORMAT}")

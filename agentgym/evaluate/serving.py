@@ -1,7 +1,5 @@
 """Serve a model folder by vLLM for as long as it is evaluated."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Statistics: clustered means and their intervals, pass@k, pass^k, paired differences. Plain functions of numbers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -31,7 +29,7 @@ class ClusteredMean:
         self._sizes = 0
 
     @classmethod
-    def of(cls, groups: Iterable[Iterable[float]]) -> ClusteredMean:
+    def of(cls, groups: Iterable[Iterable[float]]) -> "ClusteredMean":
         made = cls()
         for task, values in enumerate(groups):
             for value in values:

@@ -9,8 +9,6 @@ A process may be killed at any moment: at most the line that it was writing is c
 of a cell only grows. The effective line of an episode (a task and a sample) is its last one that did not fail, else its last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -78,7 +76,7 @@ class Store:
         self._lock = lock
         self._files: dict[str, tuple[int, int]] = {}  # by the cell's name: descriptor, and bytes that are whole lines
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -13,8 +13,6 @@ envs:
   - {id: gsm8k, kwargs: {data: own}, n: 20, agents: [my-model]}
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence

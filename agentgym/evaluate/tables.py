@@ -1,7 +1,5 @@
 """Results as tables for a terminal of 80 columns; plain text elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich import box

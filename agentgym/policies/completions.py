@@ -1,7 +1,5 @@
 """Chat completions as endpoints write them: one JSON object, or a stream of server-sent events, read into a `Reply`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field

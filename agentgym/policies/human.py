@@ -1,7 +1,5 @@
 """A person as a policy: each answer is a typed line, or a line of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

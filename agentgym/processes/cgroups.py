@@ -4,8 +4,6 @@ They are children of this process's own group if it can have any, so its limits 
 holds processes cannot have children with limits unless it is the root; then the nearest group above that can is used.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -5,8 +5,6 @@ block SIGINT. A child could then be neither interrupted nor stopped. This file i
 below run; it imports only the standard library, so it starts quickly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

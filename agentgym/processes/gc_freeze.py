@@ -1,7 +1,5 @@
 """Memory of a long-lived process after its imports."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 

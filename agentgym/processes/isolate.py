@@ -7,8 +7,6 @@ runs nothing that a worker sends.
     call_isolated("math:factorial", 5, timeout=1.0)    # 120
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib
@@ -123,7 +121,7 @@ class Worker:
         for pipe in pipes:
             os.set_blocking(pipe.fileno(), False)
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,5 @@
 """Ask a question in a forked process, so that the modules it imports take no memory in this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A vLLM server as a child process: command line, start, state and end. Imports neither torch nor vllm."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util

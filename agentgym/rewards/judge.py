@@ -2,8 +2,6 @@
 holds no instructions. That makes it harder to talk the judge into a good mark, not impossible.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -8,8 +8,6 @@ reward (the environment's own, summed over the turns), trajectory.
     env = Rewarded(agentgym.make("gsm8k"), rubric)
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

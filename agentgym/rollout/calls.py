@@ -3,8 +3,6 @@
 Every error names the call, and says how long it ran or what it returned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -4,8 +4,6 @@ A failure of an environment or a policy ends its own trajectory with an error, a
 programs broke is no failure: see `agentgym.core.agent_failure`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -234,7 +232,7 @@ async def run_many(
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
     keep: bool = True,
-    play: Rollout | None = None,
+    play: "Rollout | None" = None,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 

@@ -1,7 +1,5 @@
 """Play episodes again from their stored replies, in this process or in another one, and compare what the environment shows."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ The first process in a sandbox, the guest (`guest.py`), starts programs and ends
 unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

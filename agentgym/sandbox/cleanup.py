@@ -4,8 +4,6 @@ A sandbox ends with the process that made it, because its guest loses its standa
 for example after the Docker Engine was killed too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from agentgym.sandbox.api import SandboxError

@@ -3,8 +3,6 @@
 A back end keeps the `marks` of this process with each sandbox, and reads them back with `found`.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

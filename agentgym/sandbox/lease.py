@@ -3,8 +3,6 @@
 Once a program has run in it, errors are marked as possibly caused by that program; see `agentgym.core.agent_failure`.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

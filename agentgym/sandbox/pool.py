@@ -5,8 +5,6 @@ replaces it if it died or cannot be reset. A few are made at a time; after a fai
 long as a caller waits. Threads do the work; they start on demand and end when idle.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

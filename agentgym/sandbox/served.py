@@ -1,7 +1,5 @@
 """Sandboxes for clients on other machines: their limits, the images of a server, and the sandbox of a session."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import resource
@@ -60,7 +58,7 @@ class ServedSandbox:
         self.box: GuestSandbox | None = None
 
     @classmethod
-    def of_settings(cls, kwargs: Mapping[str, Any]) -> ServedSandbox:
+    def of_settings(cls, kwargs: Mapping[str, Any]) -> "ServedSandbox":
         return cls(kwargs.get("backend"), Most(**kwargs.get("most", {})), Total(**kwargs.get("total", {})))
 
     def spec_of(self, record: Mapping[str, Any], longest_start: float) -> SandboxSpec:

@@ -4,8 +4,6 @@ A template is a file as it will be, with `.tmpl` after its name, for an environm
 distribution my-env. `common/` goes into every package, one of the other folders besides.
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 import sys

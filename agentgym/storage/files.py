@@ -1,7 +1,5 @@
 """Files that are written in one step."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON Lines: a line for any text and any value, and the last line of a process that was killed."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A folder that one process writes: the file `lock` in it, held by `flock` for as long as that process lives."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

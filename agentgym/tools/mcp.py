@@ -6,8 +6,6 @@
 Needs `agentgym-toolkit[mcp]`. Calls block the calling thread; one more thread speaks the protocol for all servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -131,13 +129,13 @@ class McpTools:
         if connection is not None:
             connection.stop()
 
-    def __enter__(self) -> McpTools:
+    def __enter__(self) -> "McpTools":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> _Connection:
+    def _open(self) -> "_Connection":
         with self._lock:
             known = self._connection
             if known is not None and known.alive:

@@ -1,7 +1,5 @@
 """JSON schemas of tools: made from a function's signature and docstring, and checked against the arguments of a call."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -12,8 +12,6 @@ Answers: `<answer>x</answer>` and `\boxed{x}`, the last of several. Thoughts (se
 reading takes time in proportion to the text's length.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

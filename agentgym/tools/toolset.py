@@ -14,8 +14,6 @@ tools = ToolSet([add])
 tools.call("add", {"a": 2, "b": "x"})    # 'Error: add: argument "b" must be integer, not string'
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Answers of the page's API as JSON values, as described in `agentgym.viewer`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

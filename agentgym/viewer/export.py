@@ -1,7 +1,5 @@
 """The page and its data as one HTML file, which needs no server and no network: `agentgym view --export`, and `report.html`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

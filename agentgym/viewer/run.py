@@ -1,7 +1,5 @@
 """Runs as the page shows them: one run with its files, and the runs under the named folders. Nothing outside these is read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

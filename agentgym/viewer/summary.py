@@ -1,7 +1,5 @@
 """The JSON of a run for the page: RUN, CELL and STEP of `agentgym.viewer`."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

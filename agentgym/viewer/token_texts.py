@@ -1,7 +1,5 @@
 """Texts of token ids, by the tokenizer that a training run saved."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache

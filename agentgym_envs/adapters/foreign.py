@@ -1,7 +1,5 @@
 """Shared by all adapters: importing the other package, suggesting names, and converting values to JSON."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import json

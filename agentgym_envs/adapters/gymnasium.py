@@ -1,7 +1,5 @@
 """Gymnasium environments as text environments. See README.md beside this file."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import random

@@ -1,7 +1,5 @@
 """Reasoning Gym's procedural data sets as environments. See README.md beside this file."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -1,7 +1,5 @@
 """Scores Reasoning Gym answers in another process; its import loads the package before the timeout starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

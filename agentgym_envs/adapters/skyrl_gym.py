@@ -1,7 +1,5 @@
 """SkyRL-Gym's text environments. See README.md beside this file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gymnasium spaces as text: writing values, describing actions to an agent, and parsing its reply."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

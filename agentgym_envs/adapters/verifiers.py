@@ -1,7 +1,5 @@
 """Environments of verifiers that are made by `load_environment`. See README.md beside this file."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ verifiers makes an environment once and runs many rollouts on one event loop, an
 requests a model's answer, its client puts the request into the episode's queue and waits for the reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json
@@ -46,7 +44,7 @@ class Ended:
 
 
 class Rollout:
-    def __init__(self, host: Host, row: dict[str, Any]):
+    def __init__(self, host: "Host", row: dict[str, Any]):
         self._loop = host.loop
         self._events: queue.SimpleQueue[Ask | Ended | Exception] = queue.SimpleQueue()
         self._reply: asyncio.Future[Message] | None = None
@@ -71,7 +69,7 @@ class Rollout:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(reply)
 
-    async def _run(self, host: Host, row: dict[str, Any]) -> None:
+    async def _run(self, host: "Host", row: dict[str, Any]) -> None:
         try:
             self._events.put(_ended(await host.env.run_rollout(row, _client(self), "agentgym", {})))
         except Exception as error:

@@ -1,7 +1,5 @@
 """Multi-turn program synthesis, the base of `code_mbpp` and `code_humaneval`."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The texts of a program synthesis episode: a submission's mark, code blocks, and results for the agent."""
 
-from __future__ import annotations
-
 import re
 
 from agentgym.tools.text_forms import spoken

@@ -3,8 +3,6 @@
 A malicious submission can make its own grading fail, but nothing else: see `inside/grader.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Programming problems: tests for a submission, and their form in a task."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Text games on a grid: reading a move from free text, and rotated or mirrored boards, which count as one board."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

@@ -9,8 +9,6 @@ Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are eq
 currency and percent signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from fractions import Fraction

@@ -3,8 +3,6 @@
 Length, exponents and the size of every intermediate number are bounded, so any text takes at most about a millisecond.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -5,8 +5,6 @@ contains `i`. Two expressions are equal if they agree wherever both have a value
 bounded, so nothing here takes long.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import random

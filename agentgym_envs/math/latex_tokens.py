@@ -4,8 +4,6 @@ Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 
 and \frac.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

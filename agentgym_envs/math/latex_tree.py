@@ -6,8 +6,6 @@ union     sums separated by \cup \cap \setminus
 sum       products separated by + - \pm
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,7 +26,7 @@ class Node:
     """
 
     op: str
-    args: tuple[Node, ...] = ()
+    args: "tuple[Node, ...]" = ()
     name: str = ""
     value: Fraction = Fraction(0)
 

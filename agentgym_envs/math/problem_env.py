@@ -1,7 +1,5 @@
 """Bases of environments that pose a problem of mathematics: school word problems, unless a subclass says otherwise."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """A problem of mathematics over several turns, with a Python session in a sandbox."""
 
-from __future__ import annotations
-
 import ast
 import random
 from typing import Any, ClassVar

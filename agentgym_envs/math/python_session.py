@@ -1,7 +1,5 @@
 """A Python session in a sandbox as a tool: runs code and describes the output to an agent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError, SandboxSpec, Session

@@ -4,8 +4,6 @@ A region is a list of pieces between two cuts. A cut lies just before or just af
 to after 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Equations and inequalities as answers: which of them state a value, and which are equivalent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

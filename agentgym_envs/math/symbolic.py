@@ -5,8 +5,6 @@ compare despite all bounds, so the comparison runs in another process (`agentgym
 `agentgym_envs.math.symbolic_worker`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import re

@@ -4,8 +4,6 @@ The form of the gold answer decides: a number, an expression, an equation, a poi
 word.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

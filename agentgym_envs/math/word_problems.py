@@ -1,7 +1,5 @@
 """School word problems as tasks: GSM8K if available, else 40 shipped problems; and SVAMP (arXiv 2103.07191)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

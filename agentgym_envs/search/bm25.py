@@ -8,8 +8,6 @@ Scores are Lucene's BM25 with k1 = 1.5, b = 0.75: the sum over the query's words
 the passage. Ties are ordered by id.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

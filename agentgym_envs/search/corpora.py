@@ -4,8 +4,6 @@
 data sets. Any other name is the path of a JSON Lines file.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

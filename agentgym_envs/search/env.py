@@ -1,7 +1,5 @@
 """Multi-hop questions: search passages, read them, search again, and answer. See README.md beside this file."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal

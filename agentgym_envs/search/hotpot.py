@@ -4,8 +4,6 @@ The file is `hotpot_qa/validation.jsonl`, a row of the hub's `hotpotqa/hotpot_qa
 `supporting_facts` (`title`, `sent_id`) and `context` (`title`, `sentences`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Passages: what corpora hold and retrievers answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

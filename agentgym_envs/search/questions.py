@@ -5,8 +5,6 @@ A task's `answer` is the list of its gold answers. `metadata["corpus"]` names th
 `metadata["difficulty"]` is the chain's length.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentgym import datasets

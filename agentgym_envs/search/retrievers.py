@@ -3,8 +3,6 @@
 A retriever that fails raises, and so fails the episode: a question that could not be looked up is no wrong answer.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

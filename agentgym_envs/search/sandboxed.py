@@ -4,8 +4,6 @@ Episodes cannot touch each other, since the program keeps nothing of a query. Th
 makes the sandbox; the last one that closes gives it back.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -27,7 +25,7 @@ MEMORY = 1 << 30  # bytes
 
 _log = logging.getLogger("agentgym.search")
 _lock = threading.Lock()
-_services: dict[tuple[str, str | None], _Service] = {}
+_services: "dict[tuple[str, str | None], _Service]" = {}
 
 
 def _begin_anew() -> None:

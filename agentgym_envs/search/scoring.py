@@ -1,7 +1,5 @@
 """Scores an answer: exact match and word F1, with SQuAD's normalisation."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

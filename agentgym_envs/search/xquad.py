@@ -3,8 +3,6 @@
 Paragraphs and questions are those of SQuAD 1.1's development set. The file is `xquad/xquad.en.json` in its official form.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

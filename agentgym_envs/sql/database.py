@@ -1,7 +1,5 @@
 """The databases of the questions: SQLite files, and two that are generated."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

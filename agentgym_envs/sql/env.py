@@ -1,7 +1,5 @@
 """Questions about a database: the agent explores it with a tool, then answers with a query. See README.md."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Judges a query: compares its rows with those of a task's gold queries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from agentgym.core.tasks import Task

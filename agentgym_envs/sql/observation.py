@@ -1,7 +1,5 @@
 """The text of a query's result for the agent: a table, or an error with a hint."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The shipped databases, a library and a railway: generated, with the same rows on every machine."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import random

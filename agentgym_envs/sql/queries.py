@@ -1,7 +1,5 @@
 """Runs queries on a database in a sandbox: the host's side of `query_program.py`."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import asdict, dataclass

@@ -9,8 +9,6 @@ Each request opens the file anew, read only. An authorizer limits what the query
 and SQLite's own limits its memory, so this program survives almost any query.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

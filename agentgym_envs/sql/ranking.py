@@ -5,8 +5,6 @@ find them, the query runs again without its LIMIT and with its sort keys as furt
 tokenized, enough to find its outermost clauses; a query that cannot be read this way is refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

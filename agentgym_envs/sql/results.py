@@ -5,8 +5,6 @@ match; column names are ignored. NULL equals only NULL. Numbers are equal by val
 relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Questions as tasks: defog's if available, and the shipped ones over the shipped databases and Chinook."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

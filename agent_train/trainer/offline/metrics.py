@@ -1,7 +1,5 @@
 """Metrics of the modes sft, dpo and rm, and their display."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any, Self

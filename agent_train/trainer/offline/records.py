@@ -4,8 +4,6 @@ A file is JSON Lines (gzipped if its name ends in `.gz`) or Parquet; a folder st
 docs/training.md lists the fields of a record. Every error names the file, the line and the field.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Training samples of the records of a data file: the chat template writes them, token for token as sampling would leave them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

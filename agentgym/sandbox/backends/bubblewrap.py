@@ -4,8 +4,6 @@ As root the guest is root inside, with the few capabilities that it needs to con
 and limits are resource limits of each process, which are weaker; a log message says so.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ A thread, or without root a process, enters the sandbox's mount namespace and re
 right to mount. This file is also the program of that process. It uses only the standard library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

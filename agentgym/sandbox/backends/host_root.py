@@ -4,8 +4,6 @@ Of Python only the standard library is mounted: installed packages, above all th
 Files of the project, its data and its caches are covered in mounted folders.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each sandbox's programs have a user id of their own: the kernel limits inotify w
 descriptors in flight per user id, so a sandbox that exhausts them would starve another. Pseudo-terminals have no such limit.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 request again with the same id, so the server runs it once.
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import itertools

@@ -4,8 +4,6 @@
 Installation scripts are not run; this module makes the results that programs need (`sh`, `awk`, `cc`, users, certificates).
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Opens a session on the server with the most room."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

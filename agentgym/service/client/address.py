@@ -1,7 +1,5 @@
 """The address of a served environment: servers, id, token and certificates."""
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

@@ -5,8 +5,6 @@ name has several addresses (a Kubernetes headless service), each is a server in 
 is reopened at the server that has the session. A name with one address, a load balancer's, stays a name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -1,7 +1,5 @@
 """A client's WebSocket for threads: text messages, one after another, each call with a deadline."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """Asks servers over HTTP about environments and tasks. Blocking, as task sets are."""
 
-from __future__ import annotations
-
 import functools
 import http.client
 import json

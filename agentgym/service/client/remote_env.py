@@ -4,8 +4,6 @@
 them plain. No session is opened before an episode begins.
 """
 
-from __future__ import annotations
-
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Background work of an event loop, and work that concurrent callers share."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Callable, Coroutine, Hashable

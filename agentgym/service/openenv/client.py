@@ -4,8 +4,6 @@ One environment is one WebSocket and one session: if the connection drops, the e
 begins another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """One connection to an OpenEnv server, and plain requests of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -35,7 +33,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def to(cls, address: Address) -> Connection:
+    async def to(cls, address: Address) -> "Connection":
         """Connect. Raises `Unavailable`."""
         [url] = address.servers
         headers, tls = given_token(address), address.tls()

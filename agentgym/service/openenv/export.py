@@ -3,8 +3,6 @@
 The code of an environment is copied into the folder, unless an installed package has it: that becomes a requirement.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """OpenEnv's actions and observations as chat: what an agent reads, and how its reply becomes an action."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

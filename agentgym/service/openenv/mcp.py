@@ -4,8 +4,6 @@
 which `WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import uuid

@@ -5,8 +5,6 @@ server itself talks to: `POST /reset` and `/step` take one for a single request.
 in `tasks.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

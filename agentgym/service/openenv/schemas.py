@@ -1,7 +1,5 @@
 """Answers of OpenEnv's routes about an environment: JSON schemas, metadata and the OpenAPI document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

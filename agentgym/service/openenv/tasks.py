@@ -1,7 +1,5 @@
 """OpenEnv's Task API: which splits and tasks the served environments have."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any

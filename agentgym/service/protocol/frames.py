@@ -28,8 +28,6 @@ token: what was run is answered from what is kept, and never run twice. A client
 connection; a WebSocket close frame ends the session.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Collection

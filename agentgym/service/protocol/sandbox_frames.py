@@ -25,8 +25,6 @@ bytes between each two. `form` is how a session's program replies: "frame" or "z
 result, {"errno", "message"} or {"value": why}; an error of the sandbox is SANDBOX_ERROR, which is fatal.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentgym.service.protocol.frames import BAD_REQUEST, Refused, call_of

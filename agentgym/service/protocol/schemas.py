@@ -1,7 +1,5 @@
 """JSON Schemas of "agentgym/1", over WebSockets and HTTP: the answers of `GET /schema` and `GET /envs/ID/schema`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentgym.service.protocol.frames import CODES, NAME, PROTOCOL

@@ -1,7 +1,5 @@
 """Request bodies, inflated within a bound and only after authentication."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from typing import Any

@@ -3,8 +3,6 @@
 A control group counts shared memory and all child processes of a session; resource limits bound each process alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -41,7 +39,7 @@ class Bounds:
         if min(self.memory_bytes, self.open_files, self.pids) < 0:
             raise ValueError(f"limits are at least 0, not {self}")
 
-    def times(self, sessions: int) -> Bounds:
+    def times(self, sessions: int) -> "Bounds":
         return Bounds(self.memory_bytes * sessions, self.open_files * sessions, self.pids * sessions)
 
 

@@ -1,7 +1,5 @@
 """The environment server: listening, authentication and error responses. Sessions run in worker processes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

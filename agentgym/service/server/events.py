@@ -5,8 +5,6 @@
 {"time": "...", "event": "unauthorized", "requests", "peer", "path", "why"}
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime

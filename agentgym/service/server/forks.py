@@ -1,7 +1,5 @@
 """The server's handle on the zygote: starts it, asks it for processes, starts it again when it dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The WebSocket handshake, and the hand-over of its connection to a worker. TLS connections are relayed."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii
@@ -102,7 +100,7 @@ class _End(asyncio.Protocol):
     """One of two connections: received bytes go to the other, with back-pressure."""
 
     transport: asyncio.Transport
-    other: _End
+    other: "_End"
 
     def __init__(self, over: asyncio.Event) -> None:
         self._over = over

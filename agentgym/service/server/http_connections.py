@@ -5,8 +5,6 @@ connection that has waited longest without a token is cut for a new one, so prob
 in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

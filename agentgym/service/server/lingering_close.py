@@ -1,7 +1,5 @@
 """Lingering close: the last message to a client whose worker cannot send it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable

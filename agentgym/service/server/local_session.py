@@ -1,7 +1,5 @@
 """A session with the server itself as its client, for plain HTTP requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """The server's metrics in Prometheus's text format."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

@@ -1,7 +1,5 @@
 """JSON messages with file descriptors over a SOCK_SEQPACKET socket, without blocking."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """HTTP routes: health, metrics, environments, tasks, schemas and sandboxes, and the WebSockets of sessions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from aiohttp import web

@@ -1,7 +1,5 @@
 """Removes the sandboxes of workers that died. Most end with their owner; the rest is removed here."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """One session in the server: its process, connection and resume token, and the time limits of its worker."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

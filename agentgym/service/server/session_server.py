@@ -1,7 +1,5 @@
 """Sessions for HTTP requests. `EnvServer` adds the listening and the routes."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from typing import Any

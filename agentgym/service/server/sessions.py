@@ -1,7 +1,5 @@
 """The table of sessions: opens, watches, resumes, ends and counts them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

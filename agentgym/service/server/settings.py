@@ -1,7 +1,5 @@
 """How a server is started."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ A worker only writes words, so a step costs no message; the server polls all slo
 outlives its worker, so that hung and killed workers can be seen too.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

@@ -1,7 +1,5 @@
 """The process between server and zygote. It outlives both until all workers and environments have ended."""
 
-from __future__ import annotations
-
 import gc
 import os
 import select

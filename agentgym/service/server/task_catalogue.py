@@ -1,7 +1,5 @@
 """Tasks of the served environments, read in a separate process: environment code may hang or crash."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The server's side of the process that reads tasks; see `task_catalogue.py`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Bearer tokens: their names and scopes, and the file that they come from, which is read again when it changes."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

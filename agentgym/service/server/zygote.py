@@ -5,8 +5,6 @@ key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}.
 all its children.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """How a worker calls environments and answers clients: what the handlers of all protocols have in common."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -3,8 +3,6 @@
 A message takes one `recv` and one `send` where it fits, so that a step is two system calls.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """HumanEval: complete a function from its signature and docstring. See README.md beside this file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentgym import datasets

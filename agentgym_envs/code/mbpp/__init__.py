@@ -1,7 +1,5 @@
 """MBPP: write a short function from a request and a first test. See README.md beside this file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentgym import datasets

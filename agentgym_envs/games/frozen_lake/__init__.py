@@ -3,8 +3,6 @@
 A level is text rows of P (player), G (goal), O (hole) and _ (ice).
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

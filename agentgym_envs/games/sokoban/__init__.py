@@ -1,7 +1,5 @@
 """Sokoban: push every box onto a target. See README.md beside this file."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sokoban levels: generated and proved solvable, or read from Boxoban files."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

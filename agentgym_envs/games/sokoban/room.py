@@ -3,8 +3,6 @@
 Signs: # wall, _ or space floor, . target, $ box, * box on a target, @ player, + player on a target.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from agentgym_envs.games.grid import in_rows, least_form

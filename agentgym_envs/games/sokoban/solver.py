@@ -5,8 +5,6 @@ cheapest assignment of boxes to targets, each box alone in the room. It never ex
 a shortest plan.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from functools import lru_cache

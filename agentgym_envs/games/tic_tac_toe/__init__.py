@@ -6,8 +6,6 @@ optimal play (ties by preference) or 0 for the most preferred free cell. With a 
 over the free cells.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from functools import cache

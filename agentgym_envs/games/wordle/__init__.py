@@ -1,7 +1,5 @@
 """Wordle: find a five-letter word. See README.md beside this file."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A round's text is its sorted numbers and its target, "3 5 8 -> 24". Its hash decides the round's split.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

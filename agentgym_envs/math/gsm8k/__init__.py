@@ -1,7 +1,5 @@
 """GSM8K in one turn: a word problem, one reply, an exact comparison. See README.md beside this file."""
 
-from __future__ import annotations
-
 import random
 
 from agentgym.core.env import Step

@@ -1,7 +1,5 @@
 """School word problems (GSM8K or SVAMP) with Python, compared exactly. See README.md beside this file."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from agentgym.core.tasks import TaskSet

@@ -1,7 +1,5 @@
 """GSM8K over several turns with a calculator. See README.md beside this file."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, ClassVar
 

@@ -3,8 +3,6 @@
 See README.md beside this file. The tasks are those of MATH if available, else 52 shipped problems.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any
