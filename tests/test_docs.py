@@ -65,11 +65,12 @@ def test_every_field_that_is_measured_is_explained(page, kinds):
     assert fields - told == set()
 
 
-def test_every_option_of_eval_is_explained(capsys):
+def test_options_of_eval_in_the_tables_exist(capsys):
     with pytest.raises(SystemExit):
         agentgym(["eval", "--help"])
-    told = {word.split()[0] for row in rows("docs/evaluation.md") for word in code_words(row[0])}
-    assert set(OPTION.findall(capsys.readouterr().out)) - {"--help", "-h"} <= told
+    named = {word.split()[0] for row in rows("docs/evaluation.md") for word in code_words(row[0]) if word[0] == "-"}
+    assert len(named) > 15
+    assert named <= set(OPTION.findall(capsys.readouterr().out))
 
 
 # ---- links and names

@@ -1,12 +1,10 @@
-"""Rules that a learner must keep, each of which has broken somewhere. The table of all of them is in docs/algorithms.md, section "Rules",
-with the tests that hold them; those that no other file has are here."""
+"""Rules that a learner must keep, each of which has broken somewhere: a table of all, and the tests that no other file has."""
 
 import ast
 import asyncio
 import dataclasses
 import functools
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,8 +28,7 @@ from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import WeightSyncError, sync
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "algorithms.md"
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -274,31 +271,193 @@ def test_33_the_rows_of_one_episode_share_its_weight_and_its_advantage(lengths):
     assert batch.weights_T[batch.mask_T].double().sum().item() == pytest.approx(1.0, abs=1e-6)
 
 
-# The table.
+# The table: each rule, and the tests that hold it.
 
-
-def rules():
-    """From the page: the number of each rule, and the tests that hold it."""
-    section = PAGE.read_text(encoding="utf-8").split("\n## Rules\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if re.match(r"\| \d+ ", line)]
-    return {int(line.split("|")[1]): re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line) for line in lines}
+RULES = {
+    1: (
+        "tokens in, tokens out: the ids of the engine are trained, never encoded again",
+        "test_samples.py::test_an_encoding_of_the_engine_s_own_goes_into_the_row",
+        "test_renderer.py::test_ids_that_encode_would_never_give_are_kept",
+    ),
+    2: (
+        "a prompt that does not extend the row, id for id, begins a row; the rows share the episode's weight",
+        "test_samples.py::test_a_template_that_forgets_thoughts_gives_two_rows_of_one_weight",
+        "test_samples.py::test_a_prompt_that_does_not_extend_begins_a_row",
+    ),
+    3: (
+        "the mask is what was sampled, the stop token too, and nothing else",
+        "test_samples.py::test_every_sampled_id_is_trained_once_and_nothing_else",
+        "test_samples.py::test_the_stop_token_is_trained_and_the_bridge_is_not",
+    ),
+    4: (
+        "the length that shaping looks at counts sampled tokens",
+        "test_selection.py::test_the_penalty_for_length_by_the_tokens_that_were_sampled",
+    ),
+    5: (
+        "an episode without sampled tokens writes no reward and shifts no baseline",
+        "test_learner_rules.py::test_5_an_episode_that_sampled_nothing_writes_no_reward_and_shifts_no_baseline",
+        "algorithms/test_algorithms_turn_rewards.py::test_a_trajectory_without_sampled_tokens_puts_its_score_nowhere",
+    ),
+    6: (
+        "masked cells may hold NaN or infinity",
+        "test_policy_objective.py::test_nan_in_every_masked_cell_leaves_loss_and_gradient_finite",
+        "algorithms/test_algorithms_policy_loss.py::test_rubbish_in_masked_cells_reaches_neither_loss_nor_gradient",
+        "test_learner_worker.py::test_rubbish_in_masked_cells_of_a_row_changes_nothing",
+    ),
+    7: (
+        "cut episodes are out of the loss, and in the baseline or not",
+        "test_selection.py::test_a_cut_episode_is_out_of_the_loss_and_in_the_baseline_or_not",
+        "test_step_advantages.py::test_an_episode_that_shaping_masks_counts_in_the_baseline_or_not",
+    ),
+    8: (
+        "every number of a token speaks of that token",
+        "test_learner_rules.py::test_8_every_number_of_a_token_speaks_of_that_token_and_not_of_its_neighbour",
+        "test_learner_rules.py::test_8_an_advantage_moves_the_probability_of_its_own_token",
+        "test_head.py::test_each_token_is_scored_by_the_position_before_it_in_its_own_row",
+    ),
+    9: (
+        "padding, packing, micro-batches, order and ranks change nothing",
+        "test_learner_worker.py::test_packed_loss_and_gradients_are_those_of_transformers_with_any_padding",
+        "test_learner_worker.py::test_rows_do_not_see_each_other",
+        "test_policy_objective.py::test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches",
+        "test_policy_objective_ranks.py::test_ranks_give_the_loss_and_gradients_of_one",
+    ),
+    10: (
+        "denominators are of the whole optimizer step",
+        "test_learner_worker.py::test_the_denominator_counts_all_tokens_so_that_long_and_short_micro_batches_are_no_mean_of_means",
+        "test_policy_objective.py::test_a_row_that_a_mask_drops_stays_in_every_denominator",
+        "test_policy_objective_ranks.py::test_ranks_give_the_loss_and_gradients_of_one",
+    ),
+    11: (
+        "a rank without tokens joins every collective",
+        "test_policy_objective_ranks.py::test_ranks_give_the_loss_and_gradients_of_one",
+        "test_packing.py::test_a_micro_batch_without_rows_has_one_token_that_no_loss_sees",
+    ),
+    12: (
+        "on policy the ratio is exactly 1 and nothing is clipped",
+        "test_policy_objective.py::test_on_policy_every_loss_is_that_of_the_policy_gradient",
+        "test_learner_worker.py::test_on_policy_the_ratio_is_one_and_nothing_is_clipped",
+    ),
+    13: (
+        "with learning rate 0 the mismatch stays flat",
+        "test_learner_rules.py::test_13_with_learning_rate_0_the_mismatch_stays_flat_for_20_steps",
+        "test_policy_objective.py::test_learning_rate_zero_leaves_the_mismatch_where_it_was",
+    ),
+    14: (
+        "temperature divides the trainer's logits, row by row",
+        "test_learner_worker.py::test_temperature_divides_the_logits_of_each_row",
+        "test_head.py::test_temperature_divides_the_logits_of_its_own_row",
+    ),
+    15: (
+        "no engine cuts the distribution: its log-probabilities would be off by the kept mass",
+        "test_learner_rules.py::test_15_log_probabilities_of_a_cut_distribution_are_off_by_exactly_the_kept_mass",
+        "test_learner_rules.py::test_15_no_engine_is_asked_to_cut_the_distribution",
+    ),
+    16: (
+        "log-sum-exp in fp32 over logits of any type; the chunked head is the dense one",
+        "test_head.py::test_bf16_logits_are_normalised_in_fp32",
+        "test_head.py::test_chunked_head_equals_the_dense_head_with_gradients",
+    ),
+    17: (
+        "one gap is weighed once",
+        "test_policy_objective.py::test_what_is_recomputed_is_corrected_and_what_divides_by_the_engine_is_not",
+        "test_policy_objective.py::test_settings_that_weigh_one_gap_twice_make_no_objective",
+    ),
+    18: (
+        "each token keeps the version that sampled it",
+        "test_learner_rules.py::test_18_a_turn_that_crossed_an_update_keeps_the_version_of_each_token",
+        "test_engines.py::test_ids_come_back_with_a_logprob_and_a_version_each",
+    ),
+    19: (
+        "a group of one, or without spread, has advantage exactly 0",
+        "test_step_advantages.py::test_a_group_of_one_and_one_without_spread_get_exactly_nought",
+        "algorithms/test_algorithms_advantages.py::test_a_group_of_one_or_without_spread_gets_exactly_zero",
+    ),
+    20: (
+        "the KL in the reward is masked, and reaches GRPO",
+        "test_step_advantages.py::test_the_kl_in_the_reward_costs_the_tokens_of_gae_and_the_score_of_grpo",
+    ),
+    21: (
+        "whitening is over all ranks, by tokens",
+        "test_learner_rules.py::test_21_whitening_over_ranks_is_whitening_of_the_whole_step",
+        "test_step_advantages.py::test_whitening_counts_the_tokens_in_the_loss",
+    ),
+    22: (
+        "tied weights are sent once",
+        "test_learner_worker.py::test_sent_weights_arrive_with_the_checksums_that_were_sent_and_tied_ones_once",
+        "test_learner_worker.py::test_a_saved_folder_loads_with_transformers_and_says_the_same",
+    ),
+    23: (
+        "the sync moved the right bytes, or is an error",
+        "test_learner_rules.py::test_23_weights_that_did_not_arrive_as_they_were_sent_are_an_error",
+        "test_weights_collective.py::test_what_arrives_is_what_was_sent_for_any_shapes_and_bucket_size",
+        "test_engines.py::test_new_weights_arrive_whole_and_answer_from_then_on",
+    ),
+    24: (
+        "the version moves after the weights, and the prefix cache with it",
+        "test_engines.py::test_new_weights_arrive_whole_and_answer_from_then_on",
+        "../acceptance/test_training_run.py::test_the_prefix_cache_is_cleared_after_every_weight_sync",
+    ),
+    25: (
+        "a resumed run skips no prompt and trains none twice",
+        "../acceptance/test_same_numbers.py::test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not",
+        "../acceptance/test_resume.py::test_a_run_whose_vllm_server_was_killed_goes_on_without_a_prompt_skipped_or_taken_twice",
+        "test_selection.py::test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_does",
+        "test_generator.py::test_no_epoch_repeats_or_skips_a_task",
+    ),
+    26: (
+        "the bound of staleness holds however fast the generator is",
+        "test_generator.py::test_admission_keeps_the_staleness_bound_and_uses_it_fully",
+    ),
+    27: (
+        "bounded means at the bound; the mean lag is measured",
+        "test_generator.py::test_admission_keeps_the_staleness_bound_and_uses_it_fully",
+        "test_policy_objective.py::test_staleness_is_the_mean_lag_of_the_tokens_whose_version_is_known",
+    ),
+    28: (
+        "nothing is chosen by when it finished",
+        "test_generator.py::test_groups_keep_the_order_of_tasks_and_samples",
+        "test_generator.py::test_the_same_seed_gives_the_same_tokens_at_any_concurrency",
+    ),
+    29: (
+        "a failed environment is no reward of 0",
+        "test_generator.py::test_an_environment_that_fails_costs_its_own_trajectory",
+        "test_step_advantages.py::test_what_failed_or_sampled_nothing_is_in_no_baseline",
+    ),
+    30: (
+        "every wait has a timeout and a name",
+        "test_weights_collective.py::test_a_rank_that_never_joins_is_a_named_timeout",
+        "test_vllm_server.py::test_a_slow_endpoint_is_a_timeout_with_its_name",
+        "test_embedded_batches.py::test_no_answer_in_time_is_an_engine_error_that_says_so",
+    ),
+    31: (
+        "seeds follow from step, task and sample",
+        "test_generator.py::test_the_order_of_tasks_follows_from_step_and_seed_alone",
+        "test_generator.py::test_every_sample_has_a_seed_of_its_own_and_samples_its_own_way",
+    ),
+    32: (
+        "a reward finds its rows by name",
+        "test_step_advantages.py::test_the_order_of_groups_and_of_other_trajectories_rows_changes_nothing",
+    ),
+    33: (
+        "the rows of an episode share its weight and its advantage",
+        "test_packing.py::test_optimizer_steps_tear_no_trajectory_apart_and_lose_no_row",
+        "test_learner_rules.py::test_33_the_rows_of_one_episode_share_its_weight_and_its_advantage",
+        "algorithms/test_algorithms_reductions.py::test_rows_of_one_trajectory_share_its_weight",
+    ),
+}
 
 
 @functools.cache
 def names_in(path):
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tree = ast.parse((FOLDER / path).read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_rule_has_tests():
-    found = rules()
-    assert sorted(found) == list(range(1, 34))
-    assert all(found.values())
-
-
-@pytest.mark.parametrize("number", range(1, 34))
+@pytest.mark.parametrize("number", RULES)
 def test_the_tests_of_a_rule_exist(number):
-    for path, name in rules()[number]:
-        assert (ROOT / path).is_file(), path
+    _, *tests = RULES[number]
+    assert tests
+    for path, name in (test.split("::") for test in tests):
         assert name.startswith("test_")
         assert name in names_in(path), f"{path}::{name}"
