@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-import json
 import os
 import random
 import re
@@ -55,9 +54,8 @@ def judged_all(data, queries_of):
 
 class TestReadme:
     def test_it_replays(self, env):
-        task, transcript = re.search(r"```json\n(.*?)\n```\n\n````text\n(.*?)\n````", README, re.DOTALL).groups()
-        task = Task.from_json(json.loads(task))
-        assert task in load_questions("test", "own")
+        name, transcript = re.search(r"task `(.*?)`:\n\n````text\n(.*?)\n````", README, re.DOTALL).groups()
+        (task,) = [task for task in load_questions("test", "own") if task.id == name]
         first, *parts = re.split(r"^((?:agent>.*\n)+)", transcript, flags=re.M)
         parts[-1], end = parts[-1].split("\nend> ")
         assert started(env, task) == first.rstrip("\n")
