@@ -216,10 +216,10 @@ def test_there_are_commands_of_every_kind():
     assert all(len(commands(program)) >= 2 for program in ("agentgym", "agent-train", "make", "python"))
 
 
-# ---- README's own environment
+# ---- the environment that the docs write
 
 
-def test_the_readmes_environment_passes_check_and_validate(tmp_path):
+def test_the_environment_of_the_docs_passes_check_and_validate(tmp_path):
     """As a stranger would: copied into a file, and named by it."""
     (code,) = [block.values[0] for block in blocks("python") if "class Echo(Env)" in block.values[0]]
     (tmp_path / "echo_env.py").write_text(code.partition("agentgym.register(")[0])
@@ -229,8 +229,8 @@ def test_the_readmes_environment_passes_check_and_validate(tmp_path):
         assert done.returncode == 0, done.stdout
 
 
-def test_the_readmes_step_is_right(capsys):
+def test_the_step_of_the_docs_is_right(capsys):
     (code,) = [block.values[0] for block in blocks("python") if "class Echo(Env)" in block.values[0]]
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "environments.md", "exec"), names)
     assert (names["reward"], names["terminated"]) == (1.0, True)
