@@ -100,9 +100,8 @@ class QueryRunner:
     def _once(self, request: str, seconds: float) -> QueryResult | QueryFailure:
         result = self._run(request, seconds)
         if result.exit_code is not None and not result.timed_out and not result.oom_killed:
-            result = self._run(
-                request, seconds
-            )  # it died, perhaps before the query came; if it dies again, the query did it
+            # It died, perhaps before the query came; if it dies again, the query did it.
+            result = self._run(request, seconds)
         if result.timed_out:
             return QueryFailure("time", "interrupted")
         if result.exit_code is not None:

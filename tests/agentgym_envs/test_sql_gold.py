@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from agentgym_envs.sql.ranking import has_order, ranking_of
+from agentgym_envs.sql.gold import has_order, ranking_of
 from agentgym_envs.sql.results import same_result
 
 ROWS = [
