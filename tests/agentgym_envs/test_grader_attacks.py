@@ -12,7 +12,7 @@ from agentgym_envs import register_all
 from agentgym_envs.code.grading import GradingLimits, grade
 from agentgym_envs.code.problems import Problem
 from agentgym_envs.math.symbolic import same_answer
-from agentgym_envs.search.scoring import exact_match, f1
+from agentgym_envs.search.env import exact_match, f1
 
 register_all()
 
