@@ -42,17 +42,12 @@ def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
         side.respond(side.receive())
 
 
-def _goes_on(prompt: str, code: str) -> bool:
-    """True if the code parses only as a continuation of the prompt."""
+def _parses(code: str) -> bool:
     try:
         ast.parse(code)
     except SyntaxError:
-        try:
-            ast.parse(prompt + code)
-        except SyntaxError:
-            return False
-        return True
-    return False
+        return False
+    return True
 
 
 class _Side:
@@ -70,7 +65,7 @@ class _Side:
         A prompt is a function's signature. The code may define the function again, or be its indented body.
         """
         prompt, code, names = program["prompt"], program["code"], program["names"]
-        if prompt and _goes_on(prompt, code):
+        if prompt and not _parses(code) and _parses(prompt + code):  # it parses as a continuation only
             self.before = prompt.count("\n")
             code = prompt + code
         elif prompt:
@@ -126,7 +121,8 @@ class _Side:
             self.flush()
             self.send(["value", value])
         except BaseException as error:
-            self.send(["raise", _kind_of(error), self._args_of(error), self._explain(error)])
+            known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+            self.send(["raise", next(known, Exception).__name__, _args_of(error), self._explain(error)])
 
     def do(self, verb: str, target: int | str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if verb == "get":
@@ -196,12 +192,6 @@ class _Side:
         text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
         return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
 
-    def _args_of(self, error: BaseException) -> list[Any]:
-        try:
-            return [encode(arg, str) for arg in error.args]
-        except Exception:
-            return []
-
 
 class _Named:
     """A function or class that the grader requested by name."""
@@ -220,9 +210,11 @@ class _Callback:
         return self.side.call_back(self.key, args, kwargs)
 
 
-def _kind_of(error: BaseException) -> str:
-    known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
-    return next(known, Exception).__name__
+def _args_of(error: BaseException) -> list[Any]:
+    try:
+        return [encode(arg, str) for arg in error.args]
+    except Exception:
+        return []
 
 
 def _text_of(error: BaseException) -> str:

@@ -39,8 +39,11 @@ def main() -> None:
     """Read the request, grade, write the report. Exits with `NOT_STARTED` if the sandbox cannot be used for grading."""
     limits = {"memory": int(sys.argv[1])}
     try:
-        _refuse_the_host()
-        _hide()
+        if os.getppid() != 1:  # only a PID namespace ends all processes that a submission forks
+            raise OSError("the grader runs in a sandbox only, started by its process 1")
+        # A submission has the same user: without this it could read the tests in this process's memory and files.
+        if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
         nursery = Nursery(serve, limits)
     except OSError as error:
         sys.stderr.write(f"{error}\n")
@@ -54,18 +57,6 @@ def main() -> None:
     report = grade(nursery, request)
     with open(report_to, "w", encoding="utf-8", errors="replace") as out:
         out.write(json.dumps(report, ensure_ascii=False))
-
-
-def _refuse_the_host() -> None:
-    """Raise outside of a sandbox: only a PID namespace ends all processes that a submission forks."""
-    if os.getppid() != 1:
-        raise OSError("the grader runs in a sandbox only, started by its process 1")
-
-
-def _hide() -> None:
-    """Protect this process's memory and files from others of the same user, so a submission cannot read the tests."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
@@ -96,17 +87,19 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     ended = not nursery.alive()
     if ended:  # killing the nursery forfeits everything
         judge.passed = 0
-    success = not error and judge.failed == 0 and judge.passed > 0 and judge.finished == len(tests)
-    total = judge.passed if success else max(judge.expected, judge.passed + judge.failed, 1)
+        error = error or "The code ended a process that tests it."
+    if not error and judge.failed == 0 and judge.passed > 0 and judge.finished == len(tests):
+        verdict, total = "passed", judge.passed
+    else:
+        verdict = "ended" if ended else "timeout" if link.slow else "error" if error else "wrong"
+        total = max(judge.expected, judge.passed + judge.failed, 1)
     return {
-        "success": success,
+        "verdict": verdict,
         "passed": judge.passed,
         "total": total,
         "error": _clean(error),
         "failures": judge.failures,
         "output": _clean(link.output.decode("utf-8", "replace")),
-        "slow": link.slow,
-        "ended": ended,
     }
 
 

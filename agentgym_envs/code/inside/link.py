@@ -33,12 +33,6 @@ class Ended(BaseException):
     """The submission raised an exception that ends a program, such as SystemExit."""
 
 
-def _channel() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Pipes for requests, replies and prints: the submission's ends and the grader's ends."""
-    (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
-    return (take, reply, write), (ask, hear, read)
-
-
 def _close(*fds: int) -> None:
     for fd in fds:
         os.close(fd)
@@ -46,7 +40,11 @@ def _close(*fds: int) -> None:
 
 class Nursery:
     def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
-        self._channels = [_channel() for _ in range(PROCESSES)]
+        # Pipes for requests, replies and prints: the submission's ends and the grader's ends.
+        self._channels = []
+        for _ in range(PROCESSES):
+            (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
+            self._channels.append(((take, reply, write), (ask, hear, read)))
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
@@ -150,24 +148,20 @@ class Link:
     ) -> Any:
         """Send a request; mutable arguments are updated in place."""
         named = kwargs or {}
-        reply = self._exchange(
-            [verb, target, [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}]
-        )
+        given = [self._encode(arg) for arg in args], {name: self._encode(arg) for name, arg in named.items()}
+        reply = self._exchange([verb, target, *given])
+        if not _is(reply, "value", 2):
+            raise self._raised(reply)
         try:
-            if _is(reply, "value", 2):
-                return self._taken(reply[1], args, named)
+            result, after, after_named = reply[1]
+            for arg, data in zip(args, after, strict=True):
+                if data is not None:
+                    give_back(arg, self._decode(data))
+            for name, data in after_named.items():
+                give_back(named[name], self._decode(data))
+            return self._decode(result)
         except (Foreign, ValueError, TypeError, KeyError) as error:
             raise self._lost(f"it gave no value: {error}") from None
-        raise self._raised(reply)
-
-    def _taken(self, content: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result, after, after_named = content
-        for arg, data in zip(args, after, strict=True):
-            if data is not None:
-                give_back(arg, self._decode(data))
-        for name, data in after_named.items():
-            give_back(kwargs[name], self._decode(data))
-        return self._decode(result)
 
     def _raised(self, reply: Any) -> BaseException:
         if not _is(reply, "raise", 4) or not isinstance(reply[1], str):
@@ -266,26 +260,26 @@ class Link:
         return Lost(why)
 
     def _encode(self, value: Any) -> Any:
-        return encode(value, self._refer)
+        def refer(item: Any) -> list[Any]:
+            if type(item) is Remote:
+                return ["object", item._key]
+            if not callable(item):
+                raise TypeError(f"a test cannot pass a {type(item).__name__} to a submission")
+            self._callbacks.append(item)
+            return ["callback", len(self._callbacks) - 1]
 
-    def _refer(self, value: Any) -> list[Any]:
-        if type(value) is Remote:
-            return ["object", value._key]
-        if not callable(value):
-            raise TypeError(f"a test cannot pass a {type(value).__name__} to a submission")
-        self._callbacks.append(value)
-        return ["callback", len(self._callbacks) - 1]
+        return encode(value, refer)
 
     def _decode(self, data: Any) -> Any:
-        return decode(data, self._resolve)
+        def resolve(mark: list[Any]) -> Any:
+            tag, key = mark
+            if tag == "callback":
+                return self._callbacks[key]
+            if tag != "object" or not isinstance(key, int | str):
+                raise Foreign(f"no value has the mark {tag!r:.50}")
+            return self._objects.setdefault(key, Remote(self, key))
 
-    def _resolve(self, data: list[Any]) -> Any:
-        tag, key = data
-        if tag == "callback":
-            return self._callbacks[key]
-        if tag != "object" or not isinstance(key, int | str):
-            raise Foreign(f"no value has the mark {tag!r:.50}")
-        return self._objects.setdefault(key, Remote(self, key))
+        return decode(data, resolve)
 
 
 class LoadError(Exception):
