@@ -35,18 +35,23 @@ class Undefined(ArithmeticError):
     """An expression has no value, or one out of bounds."""
 
 
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for part in node.args:
+        yield from _nodes(part)
+
+
 def is_expression(node: Node) -> bool:
     """True for a number or formula; False for a relation, list, set or point."""
-    return (
-        node.op in ARITHMETIC
-        and all(map(is_expression, node.args))
-        and not (node.op == "constant" and node.name == "infty")
-    )
+    return all(n.op in ARITHMETIC and not (n.op == "constant" and n.name == "infty") for n in _nodes(node))
 
 
 def symbols(node: Node) -> frozenset[str]:
-    own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
-    return own.union(*map(symbols, node.args))
+    return frozenset(n.name for n in _nodes(node) if n.op == "symbol")
+
+
+def has_i(node: Node) -> bool:
+    return any((n.op, n.name) in (("constant", "i"), ("call", "cis")) for n in _nodes(node))
 
 
 def equal(one: Node, other: Node) -> bool:
@@ -75,14 +80,6 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
 
 def close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
-
-
-def has_i(node: Node) -> bool:
-    return (
-        (node.op == "constant" and node.name == "i")
-        or (node.op == "call" and node.name == "cis")
-        or any(map(has_i, node.args))
-    )
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Any]]:
@@ -115,15 +112,9 @@ def exact_value(node: Node) -> Fraction | None:
 def _exact(node: Node) -> Fraction:
     if node.op == "number":
         return node.value
-    if node.op == "factorial":
-        n = _exact(node.args[0])
-        if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
-            raise Undefined
-        return Fraction(math.factorial(int(n)))
-    parts = [_exact(part) for part in node.args] if node.op in _EXACT else []
-    if not parts:
+    if node.op not in _EXACT:
         raise Undefined
-    result = _EXACT[node.op](*parts)
+    result = _EXACT[node.op](*map(_exact, node.args))
     if max(result.numerator.bit_length(), result.denominator.bit_length()) > MOST_BITS:
         raise Undefined
     return result
@@ -142,6 +133,12 @@ def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
     return Fraction(math.comb(int(n), int(k)))
 
 
+def _exact_factorial(n: Fraction) -> Fraction:
+    if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
+        raise Undefined
+    return Fraction(math.factorial(int(n)))
+
+
 _EXACT: dict[str, Callable[..., Fraction]] = {
     "add": operator.add,
     "negative": operator.neg,
@@ -150,6 +147,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
     "percent": lambda a: a / 100,
     "power": _exact_power,
     "binomial": _exact_binomial,
+    "factorial": _exact_factorial,
 }
 
 
