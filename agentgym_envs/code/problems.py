@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.own_tasks import own_tasks
+from agentgym_envs.splits import own_tasks
 from agentgym_envs.syntax import expression, program
 
 

@@ -9,8 +9,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.data_sets import GSM8K_HUB, SVAMP
 from agentgym_envs.math.answers import number_of
 from agentgym_envs.math.arithmetic import compute, parse, written
-from agentgym_envs.own_tasks import own_tasks
-from agentgym_envs.splits import check_split, split_of
+from agentgym_envs.splits import check_split, own_tasks, split_of
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")  # GSM8K marks every calculation: 3 + 4 = <<3+4=7>>7
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentgym_envs.own_tasks import own_records
 from agentgym_envs.search.bm25 import Index
 from agentgym_envs.search.questions import hotpot_passages, xquad_passages
+from agentgym_envs.splits import own_records
 
 T = TypeVar("T")
 Passage = Mapping[str, str]  # id, title, text

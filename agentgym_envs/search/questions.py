@@ -13,9 +13,8 @@ from agentgym import datasets
 from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.data_sets import HOTPOT, XQUAD
-from agentgym_envs.own_tasks import own_tasks
 from agentgym_envs.settings import check_choice
-from agentgym_envs.splits import check_split, split_of
+from agentgym_envs.splits import check_split, own_tasks, split_of
 
 DATA = ("auto", "own", "xquad", "hotpot_qa")
 

@@ -18,7 +18,7 @@ from agentgym.sandbox import SandboxError, choose
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import register_all
 from agentgym_envs.math.math_python import own_problems
-from agentgym_envs.math.python_session import ENVIRONMENT, PythonSession
+from agentgym_envs.math.python_env import ENVIRONMENT, PythonSession
 
 pytest.importorskip("mpmath")
 pytestmark = pytest.mark.sandbox

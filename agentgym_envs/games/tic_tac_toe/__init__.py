@@ -16,7 +16,7 @@ from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import in_rows, orders
 from agentgym_envs.settings import check_choice
-from agentgym_envs.splits import IsTaken, draw, generated_tasks, level_of, never
+from agentgym_envs.splits import generated_tasks, level_of
 
 AGENT, OPPONENT, FREE = "XO_"
 EMPTY = FREE * 9
@@ -59,8 +59,7 @@ def value(board: str, mover: str) -> int:
 
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
     other = OPPONENT if mover == AGENT else AGENT
-    best = value(board, mover)
-    return next(c for c in order if board[c - 1] == FREE and -value(placed(board, c, mover), other) == best)
+    return min((c for c in order if board[c - 1] == FREE), key=lambda c: value(placed(board, c, mover), other))
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
@@ -74,16 +73,6 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
     ):
         raise ValueError(f'tic_tac_toe: a level is like "O 381952476 01101" (starter, order, care), not {level!r}')
     return parts[0], tuple(int(digit) for digit in parts[1]), tuple(digit == "1" for digit in parts[2])
-
-
-def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
-    care = OPPONENTS[opponent]
-
-    def propose(rng: random.Random) -> str:
-        order = "".join(rng.sample("123456789", 9))
-        return f"{rng.choice('XO')} {order} {''.join(str(int(rng.random() < care)) for _ in range(5))}"
-
-    return draw(seed, split, propose, content, is_taken=is_taken)
 
 
 def content(level: str) -> str:
@@ -114,9 +103,13 @@ class TicTacToe(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
         check_choice("tic_tac_toe: opponent", opponent, OPPONENTS)
-        return generated_tasks(
-            "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content
-        )
+
+        def propose(rng: random.Random) -> str:
+            order = "".join(rng.sample("123456789", 9))
+            starter = rng.choice("XO")
+            return f"{starter} {order} {''.join(str(int(rng.random() < OPPONENTS[opponent])) for _ in range(5))}"
+
+        return generated_tasks("tic_tac_toe", split, propose, content)
 
     def init(self, task: Task) -> None:
         self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
@@ -143,9 +136,8 @@ class TicTacToe(Env):
             self._answer()
         if not self._over():
             return self._outcome(self._grid(), 0.0, False, False)
-        champion = winner(self._board)
-        text, reward = _ENDINGS[champion]
-        return self._outcome(text, reward, True, champion != OPPONENT)
+        text, reward = _ENDINGS[winner(self._board)]
+        return self._outcome(text, reward, True, reward > 0)
 
     def expert_action(self) -> str:
         """A perfect move that wins soonest; ties by centre, corners, edges. Never loses."""
@@ -155,8 +147,7 @@ class TicTacToe(Env):
         return str(rng.choice(free_cells(self._board)))
 
     def _answer(self) -> None:
-        careful = self._care[self._board.count(OPPONENT)]
-        if careful:
+        if self._care[self._board.count(OPPONENT)]:
             cell = best_cell(self._board, OPPONENT, self._order)
         else:
             cell = next(cell for cell in self._order if self._board[cell - 1] == FREE)

@@ -14,8 +14,7 @@ from agentgym.tools.text_forms import FinalAnswer, answer_in
 from agentgym_envs.data_sets import MATH_PARTS
 from agentgym_envs.math.python_env import PythonEnv
 from agentgym_envs.math.symbolic import require_mpmath, same_answer
-from agentgym_envs.own_tasks import own_tasks
-from agentgym_envs.splits import check_split
+from agentgym_envs.splits import check_split, own_tasks
 
 
 class MathPython(PythonEnv):
