@@ -229,7 +229,8 @@ def _rounded(value: Any) -> Any:
 
 
 def form_of(space: Space[Any], names: Sequence[str] = ()) -> str:
-    shape = f" of shape {list(space.shape)}" if len(space.shape or ()) > 1 else ""
+    sizes = space.shape or ()
+    shape = f" of shape {list(sizes)}" if len(sizes) > 1 else ""
     if isinstance(space, spaces.Discrete):
         low, high = int(space.start), int(space.start + space.n - 1)
         if names:

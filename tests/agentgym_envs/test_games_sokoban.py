@@ -11,8 +11,7 @@ from agentgym.core.tasks import Task
 from agentgym_envs.games.grid import DIRECTIONS
 from agentgym_envs.games.sokoban import Sokoban
 from agentgym_envs.games.sokoban.levels import generated_levels, longest
-from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level
-from agentgym_envs.games.sokoban.solver import solve
+from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level, solve
 
 CORRIDOR = Task("corridor", metadata={"level": "######\n#_@$.#\n######"})
 BOXOBAN = """; 0

@@ -8,8 +8,7 @@ from typing import Any
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
 from agentgym_envs.games.grid import in_rows, least_form
-from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
-from agentgym_envs.games.sokoban.solver import solve
+from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level, solve
 from agentgym_envs.settings import check_choice, check_number
 from agentgym_envs.splits import check_split, generated_tasks, split_of
 
@@ -77,23 +76,16 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
         )
     tasks, seen = [], set()
     for file in files:
-        for name, level in _read_levels(file):
+        # Blocks of a line "; name", then the rows, then an empty line.
+        for block in file.read_text(encoding="utf-8").split(";")[1:]:
+            name, *rows = block.rstrip().split("\n")
+            level = "\n".join(rows).replace(" ", FLOOR)
+            try:
+                parse_level(level)
+            except ValueError as error:
+                raise ValueError(f"{file}: level {name.strip()}: {error}") from error
             if split_of(content(level)) == split and (form := least_form(level)) not in seen:
                 seen.add(form)
                 about = {"split": split, "level": level, "difficulty": difficulty}
-                tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name}", metadata=about))
+                tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name.strip()}", metadata=about))
     return TaskSet(tasks, name=f"sokoban/{levels}/{split}", source=", ".join(str(file) for file in files))
-
-
-def _read_levels(file: Path) -> list[tuple[str, str]]:
-    """Names and levels of a Boxoban file: a line "; name", then the rows, then an empty line."""
-    found = []
-    for block in file.read_text(encoding="utf-8").split(";")[1:]:
-        name, *rows = block.rstrip().split("\n")
-        level = "\n".join(rows).replace(" ", FLOOR)
-        try:
-            parse_level(level)
-        except ValueError as error:
-            raise ValueError(f"{file}: level {name.strip()}: {error}") from error
-        found.append((name.strip(), level))
-    return found
