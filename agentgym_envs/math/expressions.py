@@ -178,11 +178,8 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
             power = 1 / power if power else undefined()
         return _power(base, power, exponent, imaginary)
     operate = _OPERATIONS.get(node.name if node.op == "call" else node.op)
-    if operate is None:
-        raise Undefined
-    if any(abs(part) > LARGEST_ARGUMENT for part in parts) and (
-        node.op == "call" and node.name not in ("abs", "ln", "log")
-    ):
+    bounded = node.op == "call" and node.name not in ("abs", "ln", "log")
+    if operate is None or (bounded and any(abs(part) > LARGEST_ARGUMENT for part in parts)):
         raise Undefined
     try:
         found = operate(*parts)
@@ -200,17 +197,14 @@ def undefined() -> Any:
 def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) -> Any:
     """For real values, a negative base has roots of odd degree."""
     if base == 0:
-        real = mp.re(power)
-        return mp.mpf(0) if real > 0 else undefined()
-    size = abs(mp.log(abs(base), 2)) * abs(power)
-    if size > LARGEST_POWER:
+        return mp.mpf(0) if mp.re(power) > 0 else undefined()
+    if abs(mp.log(abs(base), 2)) * abs(power) > LARGEST_POWER:
         raise Undefined
     if exponent is not None and exponent.denominator == 1:
         return base ** int(exponent)
     if not imaginary and base < 0:
         if exponent is not None and exponent.denominator % 2:
-            sign = -1 if exponent.numerator % 2 else 1
-            return sign * mp.power(-base, power)
+            return (-1 if exponent.numerator % 2 else 1) * mp.power(-base, power)
         if power == mp.floor(power):
             return base ** int(power)
         raise Undefined

@@ -113,7 +113,7 @@ def _related(node: Node) -> Region:
 
 def _is_infinite(node: Node) -> bool:
     bare = node.args[0] if node.op == "negative" else node
-    return bare.op == "constant" and bare.name == "infty"
+    return (bare.op, bare.name) == ("constant", "infty")
 
 
 def _solved(left: Node, sign: str, right: Node, name: str) -> Pieces:

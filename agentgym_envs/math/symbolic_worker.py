@@ -165,10 +165,10 @@ def _matched(golds: list[Node], answers: list[Node]) -> bool:
     """True if answers and gold answers can be paired. Equality is transitive, so greedy pairing suffices."""
     left = list(answers)
     for gold in golds:
-        found = next((place for place, answer in enumerate(left) if _same_item(gold, answer)), None)
+        found = next((answer for answer in left if _same_item(gold, answer)), None)
         if found is None:
             return False
-        left.pop(found)
+        left.remove(found)
     return True
 
 
@@ -353,16 +353,13 @@ def _equivalent(gold: Node, answer: Node) -> bool:
         return False
     if symbols(gold) != symbols(answer):
         return False
-    sign, other = gold.name, answer.name
-    if TURNED.get(other) == sign:
+    sign = gold.name
+    if TURNED.get(answer.name) == sign:
         answer = Node("relation", (answer.args[1], answer.args[0]), sign)
-    elif other != sign:
+    if answer.name != sign or sign not in ("=", "ne", *TURNED):
         return False
-    return sign in ("=", "ne", *TURNED) and _proportional(gold, answer, positive=sign in TURNED)
-
-
-def _proportional(gold: Node, answer: Node, positive: bool) -> bool:
     one, other = (Node("add", (r.args[0], Node("negative", (r.args[1],)))) for r in (gold, answer))
+    positive = sign in TURNED
     factor: list[Any] = []
 
     def agree(a: Any, b: Any) -> bool:
