@@ -45,8 +45,8 @@ def draw(
         propose: draws a level, or None if the draw failed.
         content: the part of a level that is hashed; see the module.
         accept: the expensive check, called last.
-        is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
-            a taken one is returned: a split may have more tasks than there are small levels.
+        is_taken: says if the split already has this level. A taken one is returned after `MAX_REPEATS` draws of such,
+            or after `MAX_TRIES` draws: a split may have more tasks than there are small levels.
     """
     rng = random.Random(seed)
     repeats, again = 0, None
@@ -75,11 +75,6 @@ def check_split(name: str, split: str, splits: Iterable[str] = SEEDS) -> None:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
 
 
-def seeds_of(split: str, game: str) -> range:
-    check_split(game, split)
-    return SEEDS[split]
-
-
 def generated_tasks(
     game: str,
     split: str,
@@ -97,7 +92,8 @@ def generated_tasks(
         identity: maps equal levels (for example mirrored ones) to the same text. Default: `content`.
         describe: a task's answer and metadata from its level.
     """
-    seeds = seeds_of(split, game)
+    check_split(game, split)
+    seeds = SEEDS[split]
 
     def made(seed: int, is_taken: IsTaken = never) -> str:
         return draw(seed, split, propose, content, accept, is_taken)

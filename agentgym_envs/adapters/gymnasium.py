@@ -18,7 +18,7 @@ from agentgym.core.registration import UnknownEnvError
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import NotJson, parse_json, spoken
 from agentgym_envs.adapters.foreign import plain, plain_info, settings_key
-from agentgym_envs.splits import seeds_of
+from agentgym_envs.splits import SEEDS, check_split
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
 _READABLE = (
@@ -62,8 +62,8 @@ class GymnasiumEnv(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
         """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
-        seeds = seeds_of(split, f"gymnasium:{name}")
-        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), seeds, name=f"{name}/{split}")
+        check_split(f"gymnasium:{name}", split)
+        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), SEEDS[split], name=f"{name}/{split}")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)

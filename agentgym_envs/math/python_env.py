@@ -12,8 +12,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError, SandboxSpec, Session
 from agentgym.tools.toolset import ToolSet, shortened
 from agentgym_envs.math.arithmetic import parse
-from agentgym_envs.math.problem_env import ToolProblemEnv
-from agentgym_envs.math.word_problems import calculations_of
+from agentgym_envs.math.word_problems import ToolProblemEnv, calculations_of
 
 # The order of a set of strings, and so the output of code, must not change from run to run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
