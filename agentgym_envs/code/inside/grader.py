@@ -1,12 +1,11 @@
 """The grader: runs tests against a submission in another process, and writes a JSON report to stdout.
 
-It reads one JSON request from stdin:
+Its argument is how many bytes of address space the submission's process may have. It reads one JSON request from stdin:
 
     prompt, code, names    the submission; `names` are what the tests use of it
     setup                  code of the tests, run before each submission process is tested: imports, helpers
     tests                  statements, each run by itself
     timeout, budget        seconds for one request to the submission, and for all of them
-    memory                 bytes of address space of the submission's process
 
 Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without
 a report that says so, it has not passed.
@@ -21,7 +20,6 @@ import os
 import resource
 import sys
 
-from agentgym_envs.code.inside.candidate import serve
 from agentgym_envs.code.inside.link import Link, LoadError, Lost, Nursery
 from agentgym_envs.code.inside.values import NOT_STARTED
 
@@ -37,14 +35,14 @@ _DUMPABLE = 4  # PR_SET_DUMPABLE
 
 def main() -> None:
     """Read the request, grade, write the report. Exits with `NOT_STARTED` if the sandbox cannot be used for grading."""
-    limits = {"memory": int(sys.argv[1])}
+    memory = int(sys.argv[1])
     try:
         if os.getppid() != 1:  # only a PID namespace ends all processes that a submission forks
             raise OSError("the grader runs in a sandbox only, started by its process 1")
         # A submission has the same user: without this it could read the tests in this process's memory and files.
         if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
-        nursery = Nursery(serve, limits)
+        nursery = Nursery(memory)
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(NOT_STARTED)
@@ -53,7 +51,7 @@ def main() -> None:
     os.dup2(nothing, 1)  # a test that prints would spoil the report
     with open(0, "rb", closefd=False) as source:
         request = json.loads(source.read())
-    resource.setrlimit(resource.RLIMIT_AS, (2 * limits["memory"], 2 * limits["memory"]))
+    resource.setrlimit(resource.RLIMIT_AS, (2 * memory, 2 * memory))
     report = grade(nursery, request)
     with open(report_to, "w", encoding="utf-8", errors="replace") as out:
         out.write(json.dumps(report, ensure_ascii=False))
@@ -195,8 +193,18 @@ class _Stop(BaseException):
     """Ends a test whose submission has ended."""
 
 
+_WRAPPED = f"""
+try:
+    pass
+except BaseException as __error__:
+    {_MARK}.broke(__error__)
+else:
+    {_MARK}.hold()
+"""
+
+
 class _Assertions(ast.NodeTransformer):
-    """Wraps each assertion: `try: assert ... except BaseException as e: judge.broke(e) else: judge.hold()`."""
+    """Puts each assertion into `_WRAPPED`."""
 
     def __init__(self, judge: Judge):
         self.judge = judge
@@ -207,19 +215,11 @@ class _Assertions(ast.NodeTransformer):
         self.judge.expected += 1
         compared = node.test
         if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.Eq):
-            node.test = _call("same", compared.left, compared.comparators[0])
-        handler = ast.ExceptHandler(
-            ast.Name("BaseException", ast.Load()), "__error__", [ast.Expr(_call("broke", _name("__error__")))]
-        )
-        return ast.copy_location(ast.Try([node], [handler], [ast.Expr(_call("hold"))], []), node)
-
-
-def _name(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
-def _call(method: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(_name(_MARK), method, ast.Load()), list(args), [])
+            same = ast.parse(f"{_MARK}.same", mode="eval").body
+            node.test = ast.Call(same, [compared.left, compared.comparators[0]], [])
+        wrapped: Any = ast.parse(_WRAPPED).body[0]
+        wrapped.body = [node]
+        return wrapped
 
 
 def _clean(text: str) -> str:

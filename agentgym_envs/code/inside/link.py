@@ -14,11 +14,11 @@ import select
 import signal
 import time
 
+from agentgym_envs.code.inside.candidate import serve
 from agentgym_envs.code.inside.values import LIMIT, Foreign, decode, encode, frame_of, give_back
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 PROCESSES = 12  # per grading
@@ -39,7 +39,7 @@ def _close(*fds: int) -> None:
 
 
 class Nursery:
-    def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
+    def __init__(self, memory: int):
         # Pipes for requests, replies and prints: the submission's ends and the grader's ends.
         self._channels = []
         for _ in range(PROCESSES):
@@ -48,7 +48,7 @@ class Nursery:
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
-                _fork_on_demand(self._channels, orders[0], answers[1], serve, limits)
+                _fork_on_demand(self._channels, orders[0], answers[1], memory)
             finally:
                 os._exit(0)
         _close(orders[0], answers[1], *(fd for theirs, _ in self._channels for fd in theirs))
@@ -77,9 +77,7 @@ class Nursery:
         return pid, *ours
 
 
-def _fork_on_demand(
-    channels: list[Any], orders: int, answers: int, serve: Callable[[int, int, dict[str, int]], None], limits: Any
-) -> None:
+def _fork_on_demand(channels: list[Any], orders: int, answers: int, memory: int) -> None:
     """The nursery's main loop: for each byte of orders, fork and answer the process id, 0 on failure."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -104,7 +102,7 @@ def _fork_on_demand(
         os.dup2(prints, 2)
         later = (fd for theirs, _ in channels[place + 1 :] for fd in theirs)
         _close(prints, *later, orders, answers)
-        serve(requests, replies, limits)
+        serve(requests, replies, memory)
         return
 
 
@@ -116,7 +114,7 @@ class Link:
         self.generation = 0  # how many processes there were
         self.slow = False  # True once a request took too long
         self.alive = False
-        self._objects: dict[int | str, Remote] = {}
+        self._objects: dict[int, Remote] = {}
         self._callbacks: list[Any] = []
 
     def start(self) -> list[str]:
@@ -147,18 +145,15 @@ class Link:
         self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Send a request; mutable arguments are updated in place."""
-        named = kwargs or {}
-        given = [self._encode(arg) for arg in args], {name: self._encode(arg) for name, arg in named.items()}
-        reply = self._exchange([verb, target, *given])
+        given = [*args, kwargs or {}]
+        reply = self._exchange([verb, target, [self._encode(item) for item in given]])
         if not _is(reply, "value", 2):
             raise self._raised(reply)
         try:
-            result, after, after_named = reply[1]
-            for arg, data in zip(args, after, strict=True):
+            result, after = reply[1]
+            for item, data in zip(given, after, strict=True):
                 if data is not None:
-                    give_back(arg, self._decode(data))
-            for name, data in after_named.items():
-                give_back(named[name], self._decode(data))
+                    give_back(item, self._decode(data))
             return self._decode(result)
         except (Foreign, ValueError, TypeError, KeyError) as error:
             raise self._lost(f"it gave no value: {error}") from None
@@ -187,18 +182,16 @@ class Link:
             self._send(frame_of(message), deadline)
             while True:
                 reply = self._receive(deadline)
-                if not _is(reply, "callback", 4):
+                if not _is(reply, "callback", 3):
                     return reply
                 self._send(frame_of(self._called_back(*reply[1:])), deadline)
         except (ValueError, OSError, RecursionError) as error:
             raise self._lost(f"it ended without an answer ({error})") from None
 
-    def _called_back(self, key: Any, args: Any, kwargs: Any) -> list[Any]:
+    def _called_back(self, key: Any, items: Any) -> list[Any]:
         try:
-            function = self._callbacks[key]
-            given = [self._decode(arg) for arg in args]
-            result = function(*given, **{name: self._decode(arg) for name, arg in kwargs.items()})
-            return ["result", self._encode(result)]
+            *args, kwargs = [self._decode(item) for item in items]
+            return ["result", self._encode(self._callbacks[key](*args, **kwargs))]
         except Exception as error:
             try:
                 return ["error", type(error).__name__, [self._encode(arg) for arg in error.args]]
@@ -275,7 +268,7 @@ class Link:
             tag, key = mark
             if tag == "callback":
                 return self._callbacks[key]
-            if tag != "object" or not isinstance(key, int | str):
+            if tag != "object" or type(key) is not int:
                 raise Foreign(f"no value has the mark {tag!r:.50}")
             return self._objects.setdefault(key, Remote(self, key))
 
@@ -294,7 +287,7 @@ class Remote:
 
     __slots__ = ("_key", "_link")
 
-    def __init__(self, link: Link, key: int | str):
+    def __init__(self, link: Link, key: int):
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_key", key)
 
