@@ -243,18 +243,25 @@ def _without(node: Node, mark: str) -> Node | None:
 def _rounds(exact: Node, decimal: Node) -> bool:
     """True if a decimal of six or more places is an infinite decimal, rounded or cut there."""
     bare = decimal.args[0] if decimal.op == "negative" else decimal
-    places = len(bare.name.partition(".")[2]) if bare.op == "number" and bare.name.replace(".", "").isdigit() else 0
-    if places < ROUNDED_PLACES or symbols(exact):
+    if not bare.name.replace(".", "").isdigit() or len(bare.name.partition(".")[2]) < ROUNDED_PLACES:
         return False
     known = exact_value(exact)
     if known is not None and 10 ** known.denominator.bit_length() % known.denominator == 0:
         return False  # its decimal ends
+    return _near(exact, decimal)
+
+
+def _near(exact: Node, decimal: Node) -> bool:
+    """True if a decimal is a value rounded or cut at its last digit."""
+    bare = decimal.args[0] if decimal.op == "negative" else decimal
+    if bare.op != "number" or not is_expression(exact) or symbols(exact):
+        return False
     with mp.workdps(DIGITS):
         try:
             difference = value(exact, {}, has_i(exact)) - value(decimal, {})
         except Undefined:
             return False
-        return bool(abs(difference) < mp.mpf(10) ** -places)
+        return bool(abs(difference) < mp.mpf(10) ** -len(bare.name.partition(".")[2]))
 
 
 # ---- equations and inequalities
@@ -328,23 +335,8 @@ def _resolved(relation: Node) -> list[Node]:
         for side in exact[1:]
     ):
         return []
-    if about and not all(_is_about(first, decimal) for decimal in about):
-        return []
-    return [exact[-1], *about]
-
-
-def _is_about(exact: Node, decimal: Node) -> bool:
-    """True if a decimal is a value rounded or cut at its last digit."""
-    bare = decimal.args[0] if decimal.op == "unit" else decimal
-    bare = bare.args[0] if bare.op == "negative" else bare
-    if bare.op != "number" or not is_expression(exact) or symbols(exact):
-        return False
-    places = len(bare.name.partition(".")[2])
-    with mp.workdps(DIGITS):
-        try:
-            return bool(abs(abs(value(exact, {})) - value(bare, {})) < mp.mpf(10) ** -places)
-        except Undefined:
-            return False
+    bare = [part.args[0] if part.op == "unit" else part for part in about]
+    return [exact[-1], *about] if all(_near(first, decimal) for decimal in bare) else []
 
 
 def _equivalent(gold: Node, answer: Node) -> bool:
