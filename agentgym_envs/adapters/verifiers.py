@@ -47,7 +47,6 @@ class VerifiersEnv(Env):
         self._settings = dict(settings or {})
         self._rollout: Rollout | None = None
         self._shown: list[Message] = []
-        self._offered: list[dict[str, Any]] = []
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", settings: Mapping[str, Any] | None = None) -> TaskSet:
@@ -66,10 +65,6 @@ class VerifiersEnv(Env):
             self._tasks = self.default_tasks("train", self.name, self._settings)
         return self._tasks
 
-    @property
-    def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # a class variable where they are always the same
-        return self._offered
-
     def init(self, task: Task) -> None:
         super().init(task)
         host_of(self.name, self._settings)  # loading takes its time here, not in the first reset
@@ -78,12 +73,14 @@ class VerifiersEnv(Env):
         super().reset(seed=seed, options=options)
         self._stop()
         self._shown = []
-        self._rollout = Rollout(host_of(self.name, self._settings), row_of_task(self.current_task))
+        task = self.current_task
+        row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
+        answer = {} if task.answer is None else {"answer": task.answer}
+        row |= {**answer, **dict(task.metadata.get("row") or {})}
+        self._rollout = Rollout(host_of(self.name, self._settings), row)
         event = self._next(self._rollout)
-        if isinstance(event, Ended):
-            raise RuntimeError(
-                f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout ended before its first request"
-            )
+        if not isinstance(event, Ask):
+            raise RuntimeError(f"verifiers:{self.name}, task {task.id!r}: the rollout ended before its first request")
         return self._seen(event), {}
 
     def step(self, action: Action) -> Step:
@@ -99,10 +96,13 @@ class VerifiersEnv(Env):
             if outcome[3]:
                 self._stop()
             return outcome
-        info = plain_info({**event.metrics, "stop_condition": event.stop_condition})
+        stop_condition = str(event.get("stop_condition"))
+        info = plain_info({**(event.get("metrics") or {}), "stop_condition": stop_condition})
         env = host_of(self.name, self._settings).env
-        cut = event.stop_condition in _LIMITS and getattr(env, "max_turns", -1) != 1
-        messages, reward, terminated, truncated, _ = self.outcome(event.said, event.reward, not cut)
+        cut = stop_condition in _LIMITS and getattr(env, "max_turns", -1) != 1
+        said = [without_empty_fields(message) for message in event.get("completion") or []]
+        last = max((place for place, message in enumerate(said) if message["role"] == "assistant"), default=-1)
+        messages, reward, terminated, truncated, _ = self.outcome(said[last + 1 :], float(event["reward"]), not cut)
         self.running = False
         return messages, reward, terminated, truncated or cut, info
 
@@ -110,7 +110,8 @@ class VerifiersEnv(Env):
         super().close()
         self._stop()
 
-    def _next(self, rollout: "Rollout") -> "Ask | Ended":
+    def _next(self, rollout: "Rollout") -> "Ask | Mapping[str, Any]":
+        """The rollout's next request, or its output once it is finished and scored."""
         which = f"verifiers:{self.name}, task {self.current_task.id!r}: the rollout"
         try:
             event = rollout.events.get(timeout=WAIT_SECONDS)
@@ -121,6 +122,8 @@ class VerifiersEnv(Env):
             self._rollout = None
         if isinstance(event, Exception):
             raise RuntimeError(f"{which} failed: {type(event).__name__}: {event}") from event
+        if not isinstance(event, Ask) and event.get("error") is not None:
+            raise RuntimeError(f"{which} failed: {event['error']}")
         return event
 
     def _seen(self, ask: "Ask") -> Observation:
@@ -136,7 +139,7 @@ class VerifiersEnv(Env):
             )
         new = ask.messages[before:]
         self._shown += [dict(message) for message in new]
-        self._offered = ask.tools
+        self.tools = ask.tools  # type: ignore[misc]
         return [dict(message) for message in new]
 
     def _stop(self) -> None:
@@ -153,12 +156,6 @@ def task_of_row(row: Mapping[str, Any], id: str) -> Task:
     return Task(id, messages, plain(row.get("answer")), metadata={"row": rest})
 
 
-def row_of_task(task: Task) -> dict[str, Any]:
-    row = {"prompt": [dict(message) for message in task.messages], "example_id": 0}
-    answer = {} if task.answer is None else {"answer": task.answer}
-    return {**row, **answer, **dict(task.metadata.get("row") or {})}
-
-
 # ---- rollouts
 
 
@@ -170,19 +167,9 @@ class Ask:
     tools: list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A finished and scored rollout; `said` are the environment's messages after the last reply."""
-
-    reward: float
-    metrics: Mapping[str, Any]
-    stop_condition: str
-    said: list[Message]
-
-
 class Rollout:
     def __init__(self, host: "Host", row: dict[str, Any]):
-        self.events: queue.SimpleQueue[Ask | Ended | Exception] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Ask | Mapping[str, Any] | Exception] = queue.SimpleQueue()
         self._loop = host.loop
         self._reply: asyncio.Future[Message] | None = None
         self.running = asyncio.run_coroutine_threadsafe(self._run(host, row), self._loop)
@@ -202,7 +189,7 @@ class Rollout:
 
     async def _run(self, host: "Host", row: dict[str, Any]) -> None:
         try:
-            self.events.put(_ended(await host.env.run_rollout(row, _client(self), "agentgym", {})))
+            self.events.put(await host.env.run_rollout(row, _client(self), "agentgym", {}))
         except Exception as error:
             self.events.put(error)
 
@@ -291,15 +278,6 @@ def _response(kinds: Any, reply: Message, model: str) -> Any:
         is_truncated=False,
     )
     return kinds.Response(id="agentgym", created=int(time.time()), model=model, message=message)
-
-
-def _ended(output: Mapping[str, Any]) -> Ended:
-    if output.get("error") is not None:
-        raise RuntimeError(f"{output['error']}")
-    said = [without_empty_fields(message) for message in output.get("completion") or []]
-    last = max((place for place, message in enumerate(said) if message["role"] == "assistant"), default=-1)
-    reward, metrics = float(output["reward"]), output.get("metrics") or {}
-    return Ended(reward, metrics, str(output.get("stop_condition")), said[last + 1 :])
 
 
 def without_empty_fields(message: Mapping[str, Any]) -> Message:

@@ -34,22 +34,16 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBY
 class Report:
     """The result of grading.
 
-    Attributes:
-        verdict: "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
-            submission killed a process of its grading); "none" (no code).
-        passed: assertions that held.
-        total: all assertions; those not reached count as failed.
-        error: why the code does not load, for the agent.
-        failures: the first failed assertions: `test`, and `what` was found instead.
-        output: what the code printed, cut at 4,000 bytes.
+    The verdict is "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
+    submission killed a process of its grading); or "none" (no code).
     """
 
     verdict: str
-    passed: int = 0
-    total: int = 1
-    error: str = ""
-    failures: Sequence[dict[str, str]] = ()
-    output: str = ""
+    passed: int = 0  # assertions that held
+    total: int = 1  # all assertions; those not reached count as failed
+    error: str = ""  # why the code does not load, for the agent
+    failures: Sequence[dict[str, str]] = ()  # the first failed assertions: `test`, and `what` was found instead
+    output: str = ""  # what the code printed, cut at 4,000 bytes
 
     @property
     def success(self) -> bool:
@@ -73,7 +67,6 @@ def grade(
     Args:
         code: the whole program, or the rest of `problem.prompt`.
         tests: statements, from `problem.public` or `problem.tests`.
-        backend: see `agentgym.sandbox.acquire`.
         timeout: seconds that one call of the submission may take.
         budget: seconds for all of them.
     """

@@ -64,7 +64,7 @@ def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple
 
 def _gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
     """The result of a gold query; run once per process."""
-    ordered = has_order(gold) and bool(task.metadata.get("ordered", True))
+    ordered = bool(task.metadata.get("ordered", True))
     key = (str(task.metadata["database"]), gold, ordered)
     if key not in _known:
         queries.close()  # gold queries run in a sandbox that has run no query of the agent
@@ -124,19 +124,12 @@ class _Token:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A query that shows how another one sorts its rows.
+    """A query that shows how another one sorts its rows."""
 
-    Attributes:
-        query: the original without LIMIT, with missing sort keys appended as columns.
-        keys: indices of the sort keys in its rows.
-        offset: rows that the original skips.
-        limit: its maximum number of rows, or None.
-    """
-
-    query: str
-    keys: tuple[int, ...]
-    offset: int
-    limit: int | None
+    query: str  # the original without LIMIT, with missing sort keys appended as columns
+    keys: tuple[int, ...]  # indices of the sort keys in its rows
+    offset: int  # rows that the original skips
+    limit: int | None  # its maximum number of rows
 
     def segments(self, rows: Sequence[Row], columns: int) -> list[Segment]:
         """Segments of tied rows within the window of LIMIT and OFFSET, cut to `columns`."""
@@ -150,10 +143,6 @@ class Ranking:
             if take > 0:
                 found.append(Segment(tied, take))
         return found
-
-
-def has_order(query: str) -> bool:
-    return any(token.is_word("ORDER") for token in _tokens(query))
 
 
 def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:

@@ -29,19 +29,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The result of a query.
-
-    Attributes:
-        columns: their names.
-        rows: the first rows; with `cell` set, long values are `Cut`.
-        total: number of rows.
-        whole: False if counting was stopped: there are `total` or more.
-    """
+    """The result of a query."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    total: int
-    whole: bool
+    rows: list[tuple[Any, ...]]  # the first ones; with `cell` set, long values are `Cut`
+    total: int  # number of rows
+    whole: bool  # False if counting was stopped: there are `total` or more
 
 
 @dataclass(frozen=True)

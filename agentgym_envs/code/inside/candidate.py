@@ -38,15 +38,13 @@ _TEXT = 400  # characters of an error message, and of a line of code
 
 
 def serve(requests: int, replies: int, memory: int) -> None:
-    """Load the program of the first request, then answer requests until the pipe closes, which ends the process."""
+    """Answer requests, of which the first loads the program, until the pipe closes, which ends the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)  # type: ignore[union-attr]
     module = types.ModuleType(NAME)
     sys.modules[NAME] = module  # dataclasses and typing look up a class's module here
     side = _Side(requests, replies, module)
-    first = side.receive()
-    side.answer(lambda: side.load(first))
     while True:
         side.respond(side.receive())
 
@@ -68,12 +66,11 @@ class _Side:
         self.lines: list[str] = []  # of the source, for tracebacks
         self.before = 0  # how many of them belong to the prompt
 
-    def load(self, program: dict[str, Any]) -> list[str]:
+    def load(self, prompt: str, code: str, names: list[str]) -> list[str]:
         """Run the code, after its prompt or as its continuation, and return the names that it defines.
 
         A prompt is a function's signature. The code may define the function again, or be its indented body.
         """
-        prompt, code, names = program["prompt"], program["code"], program["names"]
         if prompt and not _parses(code) and _parses(prompt + code):  # it parses as a continuation only
             self.before = prompt.count("\n")
             code = prompt + code
@@ -100,22 +97,17 @@ class _Side:
 
     def respond(self, request: list[Any]) -> None:
         verb, target, given = request
-
-        def work() -> list[Any]:
+        try:
             *args, kwargs = items = [decode(item, self.resolve) for item in given]
-            if verb == "get":
+            if verb == "load":
+                result: Any = self.load(*args)
+            elif verb == "get":
                 result = self.namespace[target]
             elif verb == "call":
                 result = self.objects[target](*args, **kwargs)
             else:
                 result = _VERBS[verb](self.objects[target], *args)
-            return [self.encode(result), [self.encode(item) if can_change(item) else None for item in items]]
-
-        self.answer(work)
-
-    def answer(self, work: Callable[[], Any]) -> None:
-        try:
-            value = work()
+            value = [self.encode(result), [self.encode(item) if can_change(item) else None for item in items]]
             with contextlib.suppress(ValueError, OSError):  # the submission closed it
                 self.stdout.flush()  # the process may be killed any time
             self.send(["value", value])

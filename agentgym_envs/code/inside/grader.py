@@ -68,7 +68,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     setup = judge.prepare(request["setup"])
     # The setup's assertions count if the tests have none of their own.
     judge.expected = expected or judge.expected
-    program = {key: request[key] for key in ("prompt", "code", "names")}
+    program = request["prompt"], request["code"], request["names"]
     link = Link(nursery, program, float(request["timeout"]), float(request["budget"]))
     error = ""
     try:

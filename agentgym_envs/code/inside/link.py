@@ -107,7 +107,7 @@ def _fork_on_demand(channels: list[Any], orders: int, answers: int, memory: int)
 
 
 class Link:
-    def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
+    def __init__(self, nursery: Nursery, program: tuple[str, str, list[str]], timeout: float, budget: float):
         self.nursery, self.program, self.timeout = nursery, program, timeout
         self.end = time.monotonic() + budget
         self.output = bytearray()
@@ -125,11 +125,12 @@ class Link:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._prints, False)
         self.alive = True
-        reply = self._exchange(self.program)
+        reply = self._exchange(["load", "", list(map(self._encode, (*self.program, {})))])
         if not _is(reply, "value", 2):
             self.stop()
             raise LoadError(_text(reply))
-        return [name for name in self.program["names"] if name in reply[1]]
+        defined = self._decode(reply[1][0])
+        return [name for name in self.program[2] if name in defined]
 
     def stop(self) -> None:
         if not self.alive:
