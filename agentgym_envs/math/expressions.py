@@ -88,14 +88,10 @@ def _points(names: list[str]) -> Iterator[dict[str, Any]]:
         yield {}
         return
     rng = random.Random(17)
-    draws: list[Callable[[], Any]] = [
-        *[lambda: mp.mpf(rng.randrange(10**30, 4 * 10**30)) / 10**30] * 5,
-        *[lambda: mp.mpf(rng.randrange(-3 * 10**30, 3 * 10**30)) / 10**30] * 8,
-        *[lambda: mp.mpf(rng.randrange(1, 10**30)) / 10**30] * 4,
-        *[lambda: mp.mpf(rng.randrange(1, 13))] * 5,
-    ]
-    for draw in draws:
-        yield {name: draw() for name in names}
+    one = 10**30
+    ranges = [(one, 4 * one, one)] * 5 + [(-3 * one, 3 * one, one)] * 8 + [(1, one, one)] * 4 + [(1, 13, 1)] * 5
+    for low, high, unit in ranges:
+        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in names}
 
 
 # ---- exact values
@@ -168,7 +164,7 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     if node.op == "symbol":
         return point[node.name]
     if node.op == "constant":
-        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else undefined()
+        return {"pi": +mp.pi, "e": +mp.e, "i": mp.j}.get(node.name) or undefined()
     parts = [value(part, point, imaginary) for part in node.args]
     if node.op in ("power", "root"):
         base, power = parts

@@ -104,8 +104,7 @@ def _related(node: Node) -> Region:
         return (pieces, node.args[0].name) if node.args[0].op == "symbol" else undefined()
     if len(names) != 1 or not all(is_expression(part) or _is_infinite(part) for part in node.args):
         raise Undefined
-    (name,) = names
-    pieces = _LINE
+    (name,), pieces = names, _LINE
     for left, sign, right in zip(node.args, signs, node.args[1:], strict=False):
         pieces = _intersection(pieces, _solved(left, sign, right, name))
     return pieces, name

@@ -146,7 +146,7 @@ def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
         return None
     values = {}
     for item in items:
-        found = _named(item) if item.op == "relation" else None
+        found = _named(item)
         if found is None or found[0].op != "symbol":
             return None
         values[found[0].name] = found[1]
@@ -157,8 +157,7 @@ def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
 
 def _variables(items: list[Node]) -> set[str]:
     """The variables, without subscripts, whose values the items state."""
-    names = [_named(item) for item in items if item.op == "relation"]
-    return {found[0].name.partition("_")[0] for found in names if found}
+    return {found[0].name.partition("_")[0] for found in map(_named, items) if found}
 
 
 def _matched(golds: list[Node], answers: list[Node]) -> bool:
@@ -220,24 +219,21 @@ def _same_quantity(gold: Node, answer: Node) -> bool:
         return True
     for mark in ("percent", "degrees"):
         bare_gold, bare_answer = _without(gold, mark), _without(answer, mark)
-        if (bare_gold is None) == (bare_answer is None):
-            continue
-        if bare_gold is not None:
+        if bare_gold and not bare_answer:
             return equal(bare_gold, answer)
-        wanted = exact_value(gold)
-        # 0.5 may be a share, so 0.5% is wrong.
-        share = mark == "percent" and wanted is not None and abs(wanted) <= 1
-        return bare_answer is not None and not share and equal(gold, bare_answer)
+        if bare_answer and not bare_gold:
+            wanted = exact_value(gold)
+            # 0.5 may be a share, so 0.5% is wrong.
+            share = mark == "percent" and wanted is not None and abs(wanted) <= 1
+            return not share and equal(gold, bare_answer)
     return False
 
 
 def _without(node: Node, mark: str) -> Node | None:
     if node.op == mark:
         return node.args[0]
-    if node.op == "negative":
-        inner = _without(node.args[0], mark)
-        return None if inner is None else Node("negative", (inner,))
-    return None
+    inner = _without(node.args[0], mark) if node.op == "negative" else None
+    return Node("negative", (inner,)) if inner else None
 
 
 def _rounds(exact: Node, decimal: Node) -> bool:
