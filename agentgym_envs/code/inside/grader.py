@@ -31,6 +31,14 @@ _SHOWN = 500  # characters of a value or an error in the report
 _FAILURES = 3  # described in the report
 _MARK = "__judge__"
 _DUMPABLE = 4  # PR_SET_DUMPABLE
+_WRAPPED = f"""
+try:
+    pass
+except BaseException as __error__:
+    {_MARK}.broke(__error__)
+else:
+    {_MARK}.hold()
+"""
 
 
 def main() -> None:
@@ -132,8 +140,8 @@ def _take(link: Link, namespace: dict[str, Any], names: list[str], defined: list
             namespace[name] = link.ask("get", name)
 
 
-class Judge:
-    """Counts assertions. It is in the tests' namespace, which the submission never sees."""
+class Judge(ast.NodeTransformer):
+    """Counts assertions, each in `_WRAPPED`. It is in the tests' namespace, which the submission never sees."""
 
     def __init__(self) -> None:
         self.passed = self.failed = self.expected = self.finished = 0
@@ -143,8 +151,20 @@ class Judge:
         self._counted = 0
 
     def prepare(self, source: str) -> tuple[str, Any]:
-        tree = _Assertions(self).visit(ast.parse(source))
+        tree = self.visit(ast.parse(source))
         return source, compile(ast.fix_missing_locations(tree), "<test>", "exec")
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        if isinstance(node.test, ast.Constant) and node.test.value:
+            return node
+        self.expected += 1
+        compared = node.test
+        if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.Eq):
+            same = ast.parse(f"{_MARK}.same", mode="eval").body
+            node.test = ast.Call(same, [compared.left, compared.comparators[0]], [])
+        wrapped: Any = ast.parse(_WRAPPED).body[0]
+        wrapped.body = [node]
+        return wrapped
 
     def begin(self, source: str) -> None:
         self._test, self._got, self._counted = source, "", 0
@@ -191,35 +211,6 @@ class Judge:
 
 class _Stop(BaseException):
     """Ends a test whose submission has ended."""
-
-
-_WRAPPED = f"""
-try:
-    pass
-except BaseException as __error__:
-    {_MARK}.broke(__error__)
-else:
-    {_MARK}.hold()
-"""
-
-
-class _Assertions(ast.NodeTransformer):
-    """Puts each assertion into `_WRAPPED`."""
-
-    def __init__(self, judge: Judge):
-        self.judge = judge
-
-    def visit_Assert(self, node: ast.Assert) -> Any:
-        if isinstance(node.test, ast.Constant) and node.test.value:
-            return node
-        self.judge.expected += 1
-        compared = node.test
-        if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.Eq):
-            same = ast.parse(f"{_MARK}.same", mode="eval").body
-            node.test = ast.Call(same, [compared.left, compared.comparators[0]], [])
-        wrapped: Any = ast.parse(_WRAPPED).body[0]
-        wrapped.body = [node]
-        return wrapped
 
 
 def _clean(text: str) -> str:

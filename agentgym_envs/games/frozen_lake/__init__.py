@@ -23,7 +23,6 @@ NEAR_RULES = (
 )
 SLIPPERY = " You may slip sideways."
 CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
-BESIDE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 _SIDEWAYS = ((2, 3), (2, 3), (0, 1), (0, 1))
 
 
@@ -59,17 +58,19 @@ def distances(cells: str, steps: list[tuple[int, int, int, int]]) -> list[int]:
     return away
 
 
-def parse_level(level: str) -> tuple[int, int, str]:
-    """Rows, columns and cells (row by row, in one string) of a level."""
+def parse_level(level: str) -> tuple[str, list[tuple[int, int, int, int]], list[int]]:
+    """The cells of a level (row by row, in one string), their `neighbours` and their `distances`."""
     rows = level.split("\n")
     cells = "".join(rows)
     if len({len(row) for row in rows}) != 1 or not rows[0]:
         raise ValueError(f"frozen_lake: the rows of a level must have equal length: {level!r}")
     if set(cells) - set("PGO_") or cells.count(PLAYER) != 1 or cells.count(GOAL) != 1:
         raise ValueError(f"frozen_lake: a level needs one P and one G, and otherwise only O and _: {level!r}")
-    if distances(cells, neighbours(len(rows), len(rows[0])))[cells.index(PLAYER)] == UNREACHABLE:
+    steps = neighbours(len(rows), len(rows[0]))
+    away = distances(cells, steps)
+    if away[cells.index(PLAYER)] == UNREACHABLE:
         raise ValueError(f"frozen_lake: no safe way from P to G in {level!r}")
-    return len(rows), len(rows[0]), cells
+    return cells, steps, away
 
 
 class FrozenLake(Env):
@@ -123,11 +124,10 @@ class FrozenLake(Env):
         return generated_tasks("frozen_lake", split, propose, content, accept, identity=least_form)
 
     def init(self, task: Task) -> None:
-        rows, self._columns, cells = parse_level(level_of(task, "frozen_lake"))
-        self._steps = neighbours(rows, self._columns)
-        self._away = distances(cells, self._steps)
-        self._start = cells.index(PLAYER)
-        self._goal = cells.index(GOAL)
+        level = level_of(task, "frozen_lake")
+        cells, self._steps, self._away = parse_level(level)
+        self._columns = level.index("\n") if "\n" in level else len(level)
+        self._start, self._goal = cells.index(PLAYER), cells.index(GOAL)
         self._cells = list(cells.replace(PLAYER, ICE))
         super().init(task)
 
@@ -192,7 +192,8 @@ class FrozenLake(Env):
             return self._cells[r * columns + c] if 0 <= r < rows and 0 <= c < columns else EDGE
 
         corners = " ".join(cell(*offset) for offset in CORNERS)
-        free = " ".join(word for word, offset in BESIDE.items() if cell(*offset) in (ICE, GOAL))
+        ways = zip(DIRECTIONS, self._steps[self._at], strict=True)
+        free = " ".join(word for word, beside in ways if beside != self._at and self._cells[beside] != HOLE)
         down, right = (a - b for a, b in zip(divmod(self._goal, columns), (row, column), strict=True))
         vertical = f" {'up' if down < 0 else 'down'} {abs(down)}" if down else ""
         sideways = f" {'left' if right < 0 else 'right'} {abs(right)}" if right else ""

@@ -24,6 +24,7 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 OPPONENTS = {"random": 0.0, "minimax": 1.0, "mix": 0.5}  # chance of each move to be chosen with care
 PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, edges
 RULES = "Tic-tac-toe: you are X, the opponent is O. Three in a row wins. Answer with the number of a free cell."
+_OPPONENT = re.compile("([XO]) ([1-9]{9}) ([01]{5})")
 _CELL = re.compile(r"\b[1-9]\b")
 _ENDINGS = {AGENT: ("You win.", 1.0), OPPONENT: ("You lose.", 0.0), None: ("Draw.", 0.5)}
 
@@ -63,16 +64,10 @@ def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
-    parts = level.split(" ")
-    if (
-        len(parts) != 3
-        or parts[0] not in (AGENT, OPPONENT)
-        or sorted(parts[1]) != list("123456789")
-        or len(parts[2]) != 5
-        or set(parts[2]) - set("01")
-    ):
+    found = _OPPONENT.fullmatch(level)
+    if found is None or len(set(found[2])) < 9:
         raise ValueError(f'tic_tac_toe: a level is like "O 381952476 01101" (starter, order, care), not {level!r}')
-    return parts[0], tuple(int(digit) for digit in parts[1]), tuple(digit == "1" for digit in parts[2])
+    return found[1], tuple(map(int, found[2])), tuple(digit == "1" for digit in found[3])
 
 
 def content(level: str) -> str:
