@@ -1,12 +1,11 @@
 r"""Finds the answer in a model's text, and compares numbers.
 
-The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number if
-there is no mark. Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A
-number that is denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished
-calculation is not an answer.
+The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), else the last number.
+Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A number that is
+denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished calculation is no answer.
 
-Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units,
-currency and percent signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
+Numbers are exact fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units, currency and percent
+signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
 import re

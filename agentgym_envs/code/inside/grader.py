@@ -1,14 +1,8 @@
 """The grader: runs tests against a submission in another process, and writes a JSON report to stdout.
 
-Its argument is how many bytes of address space the submission's process may have. It reads one JSON request from stdin:
-
-    prompt, code, names    the submission; `names` are what the tests use of it
-    setup                  code of the tests, run before each submission process is tested: imports, helpers
-    tests                  statements, each run by itself
-    timeout, budget        seconds for one request to the submission, and for all of them
-
-Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without
-a report that says so, it has not passed.
+Its argument is the address space of the submission's process in bytes; `agentgym_envs.code.grading` writes its request
+to stdin. Each `assert` is counted. Any failure counts against the submission: without a report that says so, it has not
+passed.
 """
 
 from __future__ import annotations

@@ -41,19 +41,19 @@ def _close(*fds: int) -> None:
 class Nursery:
     def __init__(self, memory: int):
         # Pipes for requests, replies and prints: the submission's ends and the grader's ends.
-        self._channels = []
+        channels = []
         for _ in range(PROCESSES):
             (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
-            self._channels.append(((take, reply, write), (ask, hear, read)))
+            channels.append(((take, reply, write), (ask, hear, read)))
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
-                _fork_on_demand(self._channels, orders[0], answers[1], memory)
+                _fork_on_demand(channels, orders[0], answers[1], memory)
             finally:
                 os._exit(0)
-        _close(orders[0], answers[1], *(fd for theirs, _ in self._channels for fd in theirs))
+        _close(orders[0], answers[1], *(fd for theirs, _ in channels for fd in theirs))
         self._orders, self._answers = orders[1], answers[0]
-        self._used = 0
+        self._free = iter([ours for _, ours in channels])
 
     def alive(self) -> bool:
         """True while it runs: only its end makes the pipe of its answers readable now."""
@@ -61,10 +61,9 @@ class Nursery:
 
     def fork(self) -> tuple[int, int, int, int]:
         """A new process: its id, and its pipes (requests, replies, prints)."""
-        if self._used == PROCESSES:
+        ours = next(self._free, None)
+        if ours is None:
             raise Lost("it ended too often")
-        _, ours = self._channels[self._used]
-        self._used += 1
         try:
             os.write(self._orders, b"+")
             ready, _, _ = select.select([self._answers], [], [], 5.0)
@@ -142,11 +141,9 @@ class Link:
         self._drain()
         _close(self._requests, self._replies, self._prints)
 
-    def ask(
-        self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def ask(self, verb: str, target: int | str, /, *args: Any, **kwargs: Any) -> Any:
         """Send a request; mutable arguments are updated in place."""
-        given = [*args, kwargs or {}]
+        given = [*args, kwargs]
         reply = self._exchange([verb, target, [self._encode(item) for item in given]])
         if not _is(reply, "value", 2):
             raise self._raised(reply)
@@ -293,21 +290,21 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._link.ask("call", self._key, args, kwargs)
+        return self._link.ask("call", self._key, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._link.ask("getattr", self._key, (name,))
+        return self._link.ask("getattr", self._key, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._link.ask("setattr", self._key, (name, value))
+        self._link.ask("setattr", self._key, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._link.ask("getitem", self._key, (key,))
+        return self._link.ask("getitem", self._key, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.ask("setitem", self._key, (key, value))
+        self._link.ask("setitem", self._key, key, value)
 
     def __iter__(self) -> Any:
         return self._link.ask("iter", self._key)
