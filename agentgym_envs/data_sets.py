@@ -24,23 +24,17 @@ MATH_PARTS = {  # MATH-500 is a part of MATH's own test set, so the two share no
 _SVAMP_HUB = HubData("ChilleD/SVAMP")
 
 
-def _whole_rows(*paths: str, keys: Sequence[str]) -> Callable[[Sequence[Rows]], dict[str, bytes]]:
-    """Write each part to one file, as whole rows that have at least these keys."""
-
-    def write(parts: Sequence[Rows]) -> dict[str, bytes]:
-        for rows in parts:
-            if not rows:
-                raise ValueError("no rows")
-            _ = [row[key] for row in rows for key in keys]
-        return {path: "".join(map(line_of, rows)).encode() for path, rows in zip(paths, parts, strict=True)}
-
-    return write
-
-
-def _lines(rows: Rows, keys: str) -> bytes:
+def _lines(rows: Rows, keys: str, *, whole: bool = False) -> bytes:
+    """Rows that have at least these keys: whole, or these keys alone."""
     if not rows:
         raise ValueError("no rows")
-    return "".join(line_of({key: row[key] for key in keys.split()}) for row in rows).encode()
+    kept = [{key: row[key] for key in keys.split()} for row in rows]
+    return "".join(map(line_of, rows if whole else kept)).encode()
+
+
+def _each_whole(*paths: str, keys: str) -> Callable[[Sequence[Rows]], dict[str, bytes]]:
+    """Write each part to one file."""
+    return lambda parts: {path: _lines(rows, keys, whole=True) for path, rows in zip(paths, parts, strict=True)}
 
 
 def _svamp(parts: Sequence[Rows]) -> dict[str, bytes]:
@@ -98,33 +92,27 @@ _ABOUT = {  # items, licence, source
 def data_sets() -> list[DataSet]:
     gsm8k, math = ("gsm8k/train.jsonl", "gsm8k/test.jsonl"), ("math/train.jsonl", "math/test.jsonl")
     defog = tuple(map(DEFOG.format, ["restaurants", "scholar", "academic", "advising", "atis", "geography", "yelp"]))
-    hotpot = _whole_rows(HOTPOT, keys=("id", "question", "answer", "supporting_facts", "context"))
+    hotpot = _each_whole(HOTPOT, keys="id question answer supporting_facts context")
     # XQuAD's rows on the hub have no titles: SQuAD's, of which they are a part, have them under the same ids.
     xquad = (HubData("google/xquad", "xquad.en"), HubData("rajpurkar/squad", "plain_text"))
 
     def made(name: str, files: tuple[str, ...], envs: str, parts: Any = (), write: Any = None) -> DataSet:
         return DataSet(name, *_ABOUT[name], files, tuple(envs.split()), tuple(parts), write)
 
+    def splits(hub: HubData, names: str) -> list[tuple[HubData, str]]:
+        return [(hub, name) for name in names.split()]
+
+    write_gsm8k, write_math = _each_whole(*gsm8k, keys="question answer"), _each_whole(*math, keys="problem solution")
     return [
-        made(
-            "gsm8k",
-            gsm8k,
-            "gsm8k gsm8k_tool gsm8k_python",
-            ((GSM8K_HUB, split) for split in ("train", "test")),
-            _whole_rows(*gsm8k, keys=("question", "answer")),
-        ),
-        made("svamp", (SVAMP,), "gsm8k_python", ((_SVAMP_HUB, split) for split in ("train", "test")), _svamp),
-        made("math", math, "math_python", MATH_PARTS.values(), _whole_rows(*math, keys=("problem", "solution"))),
-        made("humaneval", (HUMANEVAL,), "code_humaneval", ((HUMANEVAL_HUB, "test"),), _humaneval),
-        made(
-            "mbpp",
-            (MBPP,),
-            "code_mbpp",
-            ((MBPP_HUB, split) for split in ("prompt", "test", "validation", "train")),
-            _mbpp,
-        ),
+        made("gsm8k", gsm8k, "gsm8k gsm8k_tool gsm8k_python", splits(GSM8K_HUB, "train test"), write_gsm8k),
+        made("svamp", (SVAMP,), "gsm8k_python", splits(_SVAMP_HUB, "train test"), _svamp),
+        made("math", math, "math_python", MATH_PARTS.values(), write_math),
+        made("humaneval", (HUMANEVAL,), "code_humaneval", splits(HUMANEVAL_HUB, "test"), _humaneval),
+        made("mbpp", (MBPP,), "code_mbpp", splits(MBPP_HUB, "prompt test validation train"), _mbpp),
         made("xquad", (XQUAD,), "search", ((hub, "validation") for hub in xquad), _xquad),
-        made("hotpot_qa", (HOTPOT,), "search", ((HubData("hotpotqa/hotpot_qa", "distractor"), "validation"),), hotpot),
+        made(
+            "hotpot_qa", (HOTPOT,), "search", splits(HubData("hotpotqa/hotpot_qa", "distractor"), "validation"), hotpot
+        ),
         # Hugging Face does not offer the following in the form that the environments read.
         made("defog", (DEFOG_QUESTIONS, *defog), "sql"),
         made("chinook", (CHINOOK,), "sql"),

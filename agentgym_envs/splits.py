@@ -6,8 +6,10 @@ and a seed's generator draws until it finds a level of the requested split. The 
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Callable, Iterable
+from importlib import resources
 from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
@@ -43,8 +45,8 @@ def draw(
         propose: draws a level, or None if the draw failed.
         content: the part of a level that is hashed; see the module.
         accept: the expensive check, called last.
-        is_taken: says if the split already has this level. If `MAX_REPEATS` draws or all `MAX_TRIES` find no new level,
-            a taken one is returned: a split may have more tasks than there are small levels.
+        is_taken: says if the split already has this level. A taken one is returned after `MAX_REPEATS` draws of such,
+            or after `MAX_TRIES` draws: a split may have more tasks than there are small levels.
     """
     rng = random.Random(seed)
     repeats, again = 0, None
@@ -73,32 +75,33 @@ def check_split(name: str, split: str, splits: Iterable[str] = SEEDS) -> None:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
 
 
-def seeds_of(split: str, game: str) -> range:
-    check_split(game, split)
-    return SEEDS[split]
-
-
 def generated_tasks(
     game: str,
     split: str,
-    make_level: Callable[[int, IsTaken], str],
-    identity: Callable[[str], str],
+    propose: Callable[[random.Random], str | None],
+    content: Callable[[str], str],
+    accept: Callable[[str], bool] = lambda level: True,
+    identity: Callable[[str], str] | None = None,
     describe: Callable[[str], tuple[Any, dict[str, Any]]] = lambda level: (None, {"level": level}),
 ) -> TaskSet:
-    """100,000 train or 1,000 test tasks, generated on access.
+    """100,000 train or 1,000 test tasks, generated on access by `draw`.
 
     Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
 
     Args:
-        make_level: makes the level of a seed, given `is_taken` (see `draw`).
-        identity: maps equal levels (for example mirrored ones) to the same text.
+        identity: maps equal levels (for example mirrored ones) to the same text. Default: `content`.
         describe: a task's answer and metadata from its level.
     """
-    seeds = seeds_of(split, game)
-    made = without_repeats(seeds, make_level, identity) if split == "test" else lambda seed: make_level(seed, never)
+    check_split(game, split)
+    seeds = SEEDS[split]
+
+    def made(seed: int, is_taken: IsTaken = never) -> str:
+        return draw(seed, split, propose, content, accept, is_taken)
+
+    level_of_seed = without_repeats(seeds, made, identity or content) if split == "test" else made
 
     def make(seed: int) -> Task:
-        answer, about = describe(made(seed))
+        answer, about = describe(level_of_seed(seed))
         return Task(
             f"{game}-{split}-{seed - seeds.start}", answer=answer, seed=seed, metadata={"split": split, **about}
         )
@@ -132,3 +135,19 @@ def level_of(task: Task, game: str) -> str:
     if not isinstance(level, str) or not level:
         raise ValueError(f'{game}: task {task.id!r} has no level: give metadata={{"level": "..."}} as text')
     return level
+
+
+def own_records(package: str, file: str) -> list[dict[str, Any]]:
+    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def own_tasks(
+    package: str, file: str, split: str, make: Callable[[dict[str, Any], str], Task], *, name: str, source: str
+) -> TaskSet:
+    """The tasks of a split in a JSON Lines file beside the environments, with the ids "own-train-0", "own-train-1" and so on; `make` gets a record and the id."""
+    records = [record for record in own_records(package, file) if record["split"] == split]
+    if not records:
+        raise ValueError(f"{source} have no split {split!r}; they have train, test")
+    tasks = [make(record, f"own-{split}-{place}") for place, record in enumerate(records)]
+    return TaskSet(tasks, name=f"{name}/{split}", source=source)

@@ -2,22 +2,29 @@
 
 import importlib
 import inspect
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
+import numpy as np
+from gymnasium import Space, spaces
 
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, user
 from agentgym.core.registration import UnknownEnvError
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.adapters.foreign import plain_info, settings_key
-from agentgym_envs.adapters.spaces import Unreadable, action_of, check_actions, check_observations, form_of, written
-from agentgym_envs.splits import seeds_of
+from agentgym.tools.text_forms import NotJson, parse_json, spoken
+from agentgym_envs.adapters.foreign import plain, plain_info, settings_key
+from agentgym_envs.splits import SEEDS, check_split
 
+MOST_NUMBERS = 256  # in an observation or action that is shown as text
+_READABLE = (
+    *(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box, spaces.Text),
+    *(spaces.Tuple, spaces.Dict),
+)
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
@@ -55,8 +62,8 @@ class GymnasiumEnv(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
         """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
-        seeds = seeds_of(split, f"gymnasium:{name}")
-        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), seeds, name=f"{name}/{split}")
+        check_split(f"gymnasium:{name}", split)
+        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), SEEDS[split], name=f"{name}/{split}")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
@@ -90,7 +97,7 @@ class GymnasiumEnv(Env):
         info = plain_info(given)
         if wrong:
             reward = min(reward, 0.0)
-            info |= {"invalid": True, **({"success": False} if "success" in info else {})}
+            info |= {"invalid": True} | ({"success": False} if "success" in info else {})
         shown, reward, terminated, cut, _ = self.outcome(wrong + self._shown(observation), reward, bool(terminated))
         truncated = cut or bool(truncated and not terminated)
         self.running = not (terminated or truncated)
@@ -119,7 +126,11 @@ class GymnasiumEnv(Env):
             if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
                 inner.close()
                 inner = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
-            check_observations(inner.observation_space, f"gymnasium:{self.name}")
+            seen = inner.observation_space
+            if numbers_in(seen) > MOST_NUMBERS:
+                raise TypeError(
+                    f"gymnasium:{self.name}: observations of {numbers_in(seen)} numbers ({seen}) cannot be shown as text"
+                )
             check_actions(inner.action_space, f"gymnasium:{self.name}")
             meanings = getattr(inner.unwrapped, "get_action_meanings", None)
             if not self._actions and meanings is not None:
@@ -177,3 +188,124 @@ def uncoloured(picture: str) -> str:
         end = found.end()
     out += picture[end:]
     return "\n".join([out.strip("\n"), *marks])
+
+
+# ---- spaces as text
+
+
+class Unreadable(ValueError):
+    """A reply that is not an action; the message describes a valid one."""
+
+
+def _parts(space: Space[Any]) -> Sequence[Space[Any]]:
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.values())
+    return space.spaces if isinstance(space, spaces.Tuple) else ()
+
+
+def numbers_in(space: Space[Any]) -> int:
+    return sum(map(numbers_in, _parts(space))) if space.shape is None else int(np.prod(space.shape))
+
+
+def check_actions(space: Space[Any], of: str) -> None:
+    if not isinstance(space, _READABLE):
+        raise TypeError(f"{of}: actions of {space} cannot be read from text")
+    for part in _parts(space):
+        check_actions(part, of)
+    if numbers_in(space) > MOST_NUMBERS:
+        raise TypeError(f"{of}: actions of {numbers_in(space)} numbers ({space}) cannot be read from text")
+
+
+def written(value: Any) -> str:
+    return json.dumps(_rounded(plain(value)), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return {key: _rounded(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def form_of(space: Space[Any], names: Sequence[str] = ()) -> str:
+    sizes = space.shape or ()
+    shape = f" of shape {list(sizes)}" if len(sizes) > 1 else ""
+    if isinstance(space, spaces.Discrete):
+        low, high = int(space.start), int(space.start + space.n - 1)
+        if names:
+            return "one of " + ", ".join(f"{name} ({low + i})" for i, name in enumerate(names))
+        return f"a whole number from {low} to {high}"
+    if isinstance(space, spaces.MultiDiscrete):
+        ranges = [f"{low} to {low + n - 1}" for low, n in zip(space.start.flat, space.nvec.flat, strict=True)]
+        return f"a JSON list{shape} of {len(ranges)} whole numbers, in the ranges {', '.join(ranges)}"
+    if isinstance(space, spaces.MultiBinary):
+        return f"a JSON list{shape} of {numbers_in(space)} numbers that are 0 or 1"
+    if isinstance(space, spaces.Box):
+        limits = [f"{low:g} to {high:g}" for low, high in zip(space.low.flat, space.high.flat, strict=True)]
+        limits = limits[:1] if len(set(limits)) == 1 else limits
+        return f"a JSON list{shape} of {numbers_in(space)} numbers, in the ranges {', '.join(limits)}"
+    if isinstance(space, spaces.Text):
+        letters = "".join(sorted(space.characters))
+        return f"a text of {space.min_length} to {space.max_length} letters out of {letters!r:.200}"
+    if isinstance(space, spaces.Tuple):
+        return "a JSON list of: " + "; ".join(form_of(part) for part in space.spaces)
+    if isinstance(space, spaces.Dict):
+        return "a JSON object with " + "; ".join(f"{k!r}: {form_of(part)}" for k, part in space.spaces.items())
+    raise TypeError(f"actions of {space} cannot be read from text")
+
+
+def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
+    """The action in the content of the last `<action>` tag of a reply, or in all text after its last thought."""
+    said = spoken(text)
+    end = said.rfind("</action>")
+    start = said.rfind("<action>", 0, max(end, 0))
+    said = (said if start < 0 else said[start + len("<action>") : end]).strip()
+    if isinstance(space, spaces.Discrete) and names:
+        folded = [name.casefold() for name in names]
+        if said.casefold() in folded:
+            return space.start + np.int64(folded.index(said.casefold()))
+    given = said if isinstance(space, spaces.Text) else parse_json(said)
+    if isinstance(given, NotJson):
+        raise Unreadable(f"{said!r:.80} is no action: answer with {form_of(space, names)}, and nothing else")
+    try:
+        return _value(space, given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Unreadable(f"{said!r:.80} is no action ({error}): answer with {form_of(space, names)}") from None
+
+
+def _value(space: Space[Any], given: Any) -> Any:
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(given, list) or len(given) != len(space.spaces):
+            raise ValueError(f"a list of {len(space.spaces)} is needed")
+        return tuple(_value(part, item) for part, item in zip(space.spaces, given, strict=True))
+    if isinstance(space, spaces.Dict):
+        if not isinstance(given, dict) or set(given) != set(space.spaces):
+            raise ValueError(f"an object with {', '.join(map(str, space.spaces))} is needed")
+        return {key: _value(part, given[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Text):
+        value = given
+    elif isinstance(space, spaces.Discrete):
+        if type(given) is not int:
+            raise TypeError("a whole number is needed")
+        value = np.int64(given)
+    else:
+        value = _array(space, given)
+    if not space.contains(value):
+        raise ValueError("out of range")
+    return value
+
+
+def _array(space: Space[Any], given: Any) -> Any:
+    numbers = np.asarray(given)  # a ragged list raises ValueError
+    kinds = "if" if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) else "i"
+    if numbers.dtype.kind not in kinds:
+        raise TypeError("whole numbers are needed" if kinds == "i" else "numbers are needed")
+    if numbers.shape != space.shape:
+        raise ValueError(f"shape {list(space.shape or ())} is needed, not {list(numbers.shape)}")
+    value = numbers.astype(space.dtype)
+    # Checked on the uncast numbers: a cast may round onto a limit or wrap around.
+    low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (value, value)
+    if (numbers < low).any() or (numbers > high).any():
+        raise ValueError("out of range")
+    return value

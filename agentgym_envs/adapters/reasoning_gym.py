@@ -1,5 +1,6 @@
 """Reasoning Gym's procedural data sets as environments. See README.md beside this file."""
 
+import contextlib
 import functools
 import json
 import random
@@ -15,8 +16,10 @@ from agentgym.tools.text_forms import answer_in, spoken
 from agentgym_envs.adapters.foreign import check_name, imported, plain, settings_key
 from agentgym_envs.splits import check_split
 
+with contextlib.suppress(ImportError):
+    import reasoning_gym  # noqa: F401 - here: a worker that scores loads it before its time begins
+
 APART = 1_000_000_000  # between the seeds of the two splits
-SCORER = "agentgym_envs.adapters.reasoning_gym_scorer:score"
 INSTRUCTION = "When you are done, put the final answer, and nothing else, between <answer> and </answer>."
 _lock = threading.Lock()
 
@@ -85,7 +88,7 @@ class ReasoningGymEnv(Env):
         where = dict(self.current_task.metadata["dataset"])
         wrong: dict[str, bool] = {}
         try:
-            score = call_isolated(SCORER, where, self._entry, answer, timeout=self._timeout)
+            score = call_isolated(f"{__name__}:score", where, self._entry, answer, timeout=self._timeout)
             wrong = {"unreadable": True} if score is None else {}
         except NoWorker:
             raise
@@ -104,6 +107,17 @@ class ReasoningGymEnv(Env):
 def answer_of(text: str) -> str:
     found = answer_in(text)
     return spoken(text).strip() if found is None else found.text
+
+
+def score(where: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float | None:
+    """The data set's `score_answer` for an answer to one of its entries; None if it cannot parse the answer.
+
+    Some data sets raise instead. The entry is valid, so such an exception is due to the answer.
+    """
+    try:
+        return float(_data(settings_key(where)).score_answer(answer, entry))
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SyntaxError, RecursionError):
+        return None
 
 
 def _check(name: str) -> None:

@@ -45,17 +45,20 @@ class SkyRLGymEnv(Env):
                     f"skyrl_gym:{name}: data={data!r} has the train split only: put {{split}} into the path"
                 )
             load = TaskSet.from_parquet if path.suffix == ".parquet" else TaskSet.from_jsonl
-            return load(
-                path, parse=lambda row, place: task_of_row(row, f"{name}-{split}-{place}"), name=f"{name}/{split}"
-            )
+            named = f"{name}-{split}"
+            return load(path, parse=lambda row, at: task_of_row(row, f"{named}-{at}"), name=f"{name}/{split}")
         if name not in GSM8K_NAMES:
             raise ValueError(f"skyrl_gym:{name} comes with no tasks: give data=FILE in SkyRL's form, or tasks=")
         from agentgym_envs.math.word_problems import load_word_problems
 
         problems = load_word_problems(split)
-        return TaskSet(
-            lambda i: _gsm8k_task(problems[i]), name=f"{name}/{split}", source=problems.source, size=len(problems)
-        )
+
+        def asked(place: int) -> Task:
+            problem = problems[place]
+            question = f"{text_of(problem.messages[0])} {GSM8K_ASK}"
+            return Task(problem.id, (user(question),), str(problem.answer).replace(",", ""))
+
+        return TaskSet(asked, name=f"{name}/{split}", source=problems.source, size=len(problems))
 
     @property
     def tasks(self) -> TaskSet:
@@ -68,7 +71,8 @@ class SkyRLGymEnv(Env):
         self._shut()
         task = self.current_task
         config = imported("skyrl_gym", "omegaconf").OmegaConf.create(self._settings)
-        extras = _extras(task)
+        spec = {"method": "rule", "ground_truth": task.answer}
+        extras = dict(task.metadata.get("extras", {"reward_spec": spec, "reward_model": spec, "extra_info": {}}))
         if self._asked_turns is not None:
             extras.setdefault("max_turns", self._asked_turns)
         try:
@@ -116,16 +120,3 @@ def task_of_row(row: Mapping[str, Any], id: str) -> Task:
     spec = extras.get("reward_spec") or extras.get("reward_model") or {}
     answer = spec.get("ground_truth") if isinstance(spec, dict) else None
     return Task(id, messages, plain(answer), metadata={"extras": extras})
-
-
-def _extras(task: Task) -> dict[str, Any]:
-    given = task.metadata.get("extras")
-    if given is not None:
-        return dict(given)
-    spec = {"method": "rule", "ground_truth": task.answer}
-    return {"reward_spec": spec, "reward_model": spec, "extra_info": {}}
-
-
-def _gsm8k_task(problem: Task) -> Task:
-    answer = str(problem.answer).replace(",", "")
-    return Task(problem.id, (user(f"{text_of(problem.messages[0])} {GSM8K_ASK}"),), answer)

@@ -1,41 +1,27 @@
 """Multi-turn program synthesis, the base of `code_mbpp` and `code_humaneval`."""
 
 import random
-from collections.abc import Callable
+import re
 from typing import Any, ClassVar, Literal
 
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, instructed, text_of, user
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.tools.text_forms import spoken
 from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.code import grading
-from agentgym_envs.code.feedback import HINT, SUBMIT, fenced, judged, says_submit, tried
 from agentgym_envs.code.problems import problem_of
 from agentgym_envs.settings import check_choice
 
+SUBMIT = "SUBMIT"
+HINT = (
+    f"I found no code. Write Python in a block that begins with ```python, to run it; with a line {SUBMIT} after the block,"
+    " to submit it."
+)
+_PRINTED = 1500  # characters shown of a program's output
 INSTRUCTION = f"""Write Python code in a block that begins with ```python and ends with ```. It is run, and you see which public \
 tests fail and what it prints; then you can write it again. To submit the code, put a line with the word {SUBMIT} after the \
 block: hidden tests judge it, and you are done. You have {{turns}}; after the last one the latest code counts as submitted."""
-
-
-def _tools(take: Callable[[str, str], str]) -> ToolSet:
-    def run(code: str) -> str:
-        """Run Python code against the public tests: shows which of them fail, and what the code prints.
-
-        Args:
-            code: the whole program.
-        """
-        return take("run", code)
-
-    def submit(code: str) -> str:
-        """Submit Python code as the final answer: hidden tests judge it, and the work ends.
-
-        Args:
-            code: the whole program.
-        """
-        return take("submit", code)
-
-    return ToolSet([run, submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
 
 
 class CodeEnv(Env):
@@ -47,7 +33,6 @@ class CodeEnv(Env):
     DATA: ClassVar = ("auto", "own")
     max_turns = 5
     sandbox_image = "python"
-    tools: ClassVar[list[dict[str, Any]]] = _tools(lambda verb, code: verb).schemas
 
     def __init__(
         self,
@@ -65,8 +50,11 @@ class CodeEnv(Env):
         self.reward = reward
         self.data = data
         self.sandbox = sandbox
-        self.limits = grading.GradingLimits(call=float(timeout), total=2 * float(timeout))
-        self._toolset = _tools(self._take)
+        if not timeout > 0:
+            raise ValueError(f"timeout must be above 0, not {timeout}")
+        self.timeout = float(timeout)
+        self._toolset = ToolSet([self.run, self.submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
+        self.tools = self._toolset.schemas  # type: ignore[misc]
 
     def init(self, task: Task) -> None:
         problem_of(task)
@@ -100,7 +88,7 @@ class CodeEnv(Env):
         results = self._toolset.answer(message) if message.get("tool_calls") else [user(self._answer_text(message))]
         if self._is_last and self._report is None and self._code is not None:
             self._called = False
-            results.append(user(self._take("submit", self._code)))
+            results.append(user(self.submit(self._code)))
         return results
 
     def _answer_text(self, message: Message) -> str:
@@ -113,19 +101,36 @@ class CodeEnv(Env):
         arguments = calls[-1].arguments if calls else {"code": self._code}
         return HINT if arguments.get("code") is None else self._toolset.call("submit", arguments)
 
-    def _take(self, verb: str, code: str) -> str:
-        """Run or submit code and describe the result. On the last reply, running submits."""
+    def run(self, code: str) -> str:
+        """Run Python code against the public tests: shows which of them fail, and what the code prints.
+
+        Args:
+            code: the whole program.
+        """
+        if self._is_last:
+            return self.submit(code)
+        self._take(code)
+        public = self._problem.public
+        return _tried(self._grade(public or ("pass",)), bool(public))
+
+    def submit(self, code: str) -> str:
+        """Submit Python code as the final answer: hidden tests judge it, and the work ends.
+
+        Args:
+            code: the whole program.
+        """
+        self._take(code)
+        self._report = self._grade(self._problem.tests)
+        return _judged(self._report)
+
+    def _take(self, code: str) -> None:
         if self._called:
             raise ToolError("not done: one call in a reply, please")
         self._called, self._code = True, code
-        if verb == "submit" or self._is_last:
-            self._report = self._grade(code, self._problem.tests)
-            return judged(self._report)
-        public = self._problem.public
-        return tried(self._grade(code, public or ("pass",)), bool(public))
 
-    def _grade(self, code: str, tests: tuple[str, ...]) -> grading.Report:
-        return grading.grade(self._problem, code, tests, backend=self.sandbox, limits=self.limits)
+    def _grade(self, tests: tuple[str, ...]) -> grading.Report:
+        code, times = str(self._code), {"timeout": self.timeout, "budget": 2 * self.timeout}
+        return grading.grade(self._problem, code, tests, backend=self.sandbox, **times)
 
     def expert_action(self) -> str:
         solution = problem_of(self.current_task).solution
@@ -137,3 +142,36 @@ class CodeEnv(Env):
         names = problem_of(self.current_task).names
         code = "\n\n".join(f"def {name}(*args, **kwargs):\n    return {rng.randint(10**6, 10**9)}" for name in names)
         return fenced(code) + (f"\n{SUBMIT}" if rng.random() < 0.5 else "")
+
+
+def says_submit(text: str) -> bool:
+    """True if the first or last non-blank spoken line is the word that submits."""
+    lines = [line.strip() for line in spoken(text).splitlines() if line.strip()]
+    return bool(lines) and SUBMIT in (lines[0], lines[-1])
+
+
+def fenced(code: str) -> str:
+    """Code as a Python block, with a fence longer than any in the code."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", code)), default=0))
+    return f"{fence}python\n{code.strip(chr(10))}\n{fence}"
+
+
+def _judged(report: grading.Report) -> str:
+    """The verdict on a submission as text; of the hidden tests it reveals only how many passed."""
+    verdict = "Correct" if report.success else "Wrong"
+    error = f"\n{report.error}" if report.error and not report.success else ""
+    return f"{verdict}: {report.passed} of {report.total} hidden tests passed.{error}"
+
+
+def _tried(report: grading.Report, has_public: bool) -> str:
+    if report.error:
+        parts = [f"The code does not run.\n{report.error}" if report.verdict != "ended" else report.error]
+    elif has_public:
+        parts = [f"{report.passed} of {report.total} public tests passed."]
+    else:
+        parts = ["The code loads. There are no public tests."]
+    parts += [f"{failure['test']}\n  {failure['what'] or 'failed'}" for failure in report.failures]
+    if report.output.strip():
+        cut = "\n(the rest is cut)" if len(report.output) > _PRINTED else ""
+        parts.append(f"It printed:\n{report.output[:_PRINTED].rstrip()}{cut}")
+    return "\n\n".join(parts)

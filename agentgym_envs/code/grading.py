@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from agentgym import sandbox as sandboxes
 from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec
@@ -35,40 +34,20 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBY
 class Report:
     """The result of grading.
 
-    Attributes:
-        verdict: "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
-            submission killed a process of its grading); "none" (no code).
-        passed: assertions that held.
-        total: all assertions; those not reached count as failed.
-        error: why the code does not load, for the agent.
-        failures: the first failed assertions: `test`, and `what` was found instead.
-        output: what the code printed, cut at 4,000 bytes.
+    The verdict is "passed"; "wrong" (an assertion failed); "error" (the code does not load); "timeout"; "ended" (the
+    submission killed a process of its grading); or "none" (no code).
     """
 
     verdict: str
-    passed: int = 0
-    total: int = 1
-    error: str = ""
-    failures: tuple[dict[str, str], ...] = ()
-    output: str = ""
+    passed: int = 0  # assertions that held
+    total: int = 1  # all assertions; those not reached count as failed
+    error: str = ""  # why the code does not load, for the agent
+    failures: Sequence[dict[str, str]] = ()  # the first failed assertions: `test`, and `what` was found instead
+    output: str = ""  # what the code printed, cut at 4,000 bytes
 
     @property
     def success(self) -> bool:
         return self.verdict == "passed"
-
-
-@dataclass(frozen=True)
-class GradingLimits:
-    """Seconds that one call of a submission may take, and all of them together."""
-
-    call: float = 5.0
-    total: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.call <= self.total:
-            raise ValueError(
-                f"a call's time must be above 0 and at most the total: {self.call:g} s of {self.total:g} s"
-            )
 
 
 def grade(
@@ -77,7 +56,8 @@ def grade(
     tests: Sequence[str],
     *,
     backend: str | None = None,
-    limits: GradingLimits = GradingLimits(),
+    timeout: float = 5.0,
+    budget: float = 10.0,
 ) -> Report:
     """Run code against some of a problem's tests, in its own sandbox.
 
@@ -87,7 +67,8 @@ def grade(
     Args:
         code: the whole program, or the rest of `problem.prompt`.
         tests: statements, from `problem.public` or `problem.tests`.
-        backend: see `agentgym.sandbox.acquire`.
+        timeout: seconds that one call of the submission may take.
+        budget: seconds for all of them.
     """
     if len(code) > LONGEST_CODE:
         return Report("error", total=len(tests), error=f"The code is longer than {LONGEST_CODE:,} characters.")
@@ -97,13 +78,13 @@ def grade(
         "names": list(problem.names),
         "setup": problem.setup,
         "tests": list(tests),
-        "timeout": limits.call,
-        "budget": limits.total,
+        "timeout": timeout,
+        "budget": budget,
     }
     for final in (False, True):
         with contextlib.closing(sandboxes.acquire(SPEC, backend=backend, timeout=WAIT)) as box:
             try:
-                report = _run(box, json.dumps(request), len(tests), limits)
+                report = _run(box, json.dumps(request), len(tests), budget)
             except SandboxError as error:
                 if final:
                     raise
@@ -114,10 +95,10 @@ def grade(
     return Report("ended", total=len(tests), error="The code ended the process that tests it.")
 
 
-def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Report | None:
+def _run(box: Sandbox, request: str, tests: int, budget: float) -> Report | None:
     """Grade once in one sandbox; None if the grader was killed, by the submission or by lack of memory."""
     command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
-    result = box.exec(command, stdin=request, timeout=limits.total + _MARGIN, env=_ENVIRONMENT)
+    result = box.exec(command, stdin=request, timeout=budget + _MARGIN, env=_ENVIRONMENT)
     if result.timed_out:
         return Report("timeout", total=tests, error="The tests were not done in time.")
     if result.exit_code in (126, 127, NOT_STARTED):
@@ -125,16 +106,7 @@ def _run(box: Sandbox, request: str, tests: int, limits: GradingLimits) -> Repor
     if result.exit_code != 0:
         log.info("the grader ended with %s: %s", result.exit_code, result.stderr[-2000:])
         return None
-    report: dict[str, Any] = json.loads(result.stdout)
-    verdict = next((name for name in ("success", "ended", "slow", "error") if report[name]), "wrong")
-    return Report(
-        {"success": "passed", "slow": "timeout"}.get(verdict, verdict),
-        report["passed"],
-        report["total"],
-        report["error"] or ("The code ended a process that tests it." if report["ended"] else ""),
-        tuple(report["failures"]),
-        report["output"],
-    )
+    return Report(**json.loads(result.stdout))
 
 
 @functools.cache

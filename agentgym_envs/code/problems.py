@@ -7,29 +7,20 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.own_tasks import own_tasks
+from agentgym_envs.splits import own_tasks
 from agentgym_envs.syntax import expression, program
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A programming problem: a task's answer, as a JSON object with these fields, at least `names` and `tests`.
+    """A programming problem: a task's answer, as a JSON object with these fields, at least `names` and `tests`."""
 
-    Attributes:
-        names: functions, classes and values that the tests use of the submission.
-        tests: Python statements that test a submission; usually one `assert` each.
-        public: tests that the agent sees and can run.
-        prompt: code that the submission continues: imports, helpers, a function's signature; or "".
-        setup: code that runs once before the tests: imports, helpers, values.
-        solution: code that passes all tests, or "".
-    """
-
-    names: tuple[str, ...]
-    tests: tuple[str, ...]
-    public: tuple[str, ...] = ()
-    prompt: str = ""
-    setup: str = ""
-    solution: str = ""
+    names: tuple[str, ...]  # functions, classes and values that the tests use of the submission
+    tests: tuple[str, ...]  # Python statements that test a submission; usually one `assert` each
+    public: tuple[str, ...] = ()  # tests that the agent sees and can run
+    prompt: str = ""  # code that the submission continues: imports, helpers, a function's signature; or ""
+    setup: str = ""  # code that runs once before the tests: imports, helpers, values
+    solution: str = ""  # code that passes all tests, or ""
 
     def to_json(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if v}
@@ -76,14 +67,14 @@ def names_between(solution: str, tests: Iterable[str]) -> tuple[str, ...]:
 
 
 def imports_for(solution: str, tests: Iterable[str]) -> str:
+    """The imports of a solution, one a line, whose names the tests use."""
     used = _used(tests)
-    lines = [
-        ast.unparse(node)
-        for node in program(solution).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        and any((alias.asname or alias.name).partition(".")[0] in used for alias in node.names)
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    imports = (node for node in program(solution).body if isinstance(node, ast.Import | ast.ImportFrom))
+    return "".join(
+        f"{ast.unparse(node)}\n"
+        for node in imports
+        if any((alias.asname or alias.name).partition(".")[0] in used for alias in node.names)
+    )
 
 
 def _used(tests: Iterable[str]) -> set[str]:

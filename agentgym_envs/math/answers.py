@@ -1,12 +1,11 @@
 r"""Finds the answer in a model's text, and compares numbers.
 
-The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), or the last number if
-there is no mark. Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A
-number that is denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished
-calculation is not an answer.
+The answer is the number right after the last mark (`####`, `\boxed{}`, "answer is", "answer:"), else the last number.
+Text before the last correction ("wait,", "actually,", "I mean") is ignored if a number follows it. A number that is
+denied, only bounded, or continues as an alternative, a list, a range, a time or an unfinished calculation is no answer.
 
-Numbers are compared exactly, as fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units,
-currency and percent signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
+Numbers are exact fractions: 0.5, 1/2, .50 and \frac{1}{2} are equal, 0.33 and 1/3 are not. Units, currency and percent
+signs are ignored, so "$1,200 a month" is 1200 and "50%" is 50; "2 million" is 2000000.
 """
 
 import re
@@ -70,6 +69,7 @@ _AFTER_OTHERS = re.compile(
     r"|\d(?:,\s*|\s+)\d[\d.,]*(?:,\s*|\s+)(?:and\s+|or\s+)?[$]?$",
     re.IGNORECASE,
 )
+_EITHER = re.compile(r"\beither\b[^\n.]*$")
 _BEFORE = 60  # characters of context before a number
 
 # ---- other ways of writing the same characters
@@ -104,10 +104,11 @@ def final_answer(text: str) -> Fraction | None:
     stated = _stated(text)
     if stated is not None:
         return stated if isinstance(stated, Fraction) else None
-    numbers = [m for m in _ANYWHERE.finditer(text) if not _DENIED.search(_before(text, m.start()))][-1:]
-    if not numbers or _one_of_several(text, numbers[0]):
+    numbers = [m for m in _ANYWHERE.finditer(text) if not _DENIED.search(_before(text, m.start()))]
+    if not numbers:
         return None
-    return _value(numbers[0])
+    before = _before(text, numbers[-1].start())
+    return None if any(form.search(before) for form in (_BOUNDED, _AFTER_OTHERS, _EITHER)) else _value(numbers[-1])
 
 
 def hashes_answer(text: str) -> bool:
@@ -128,7 +129,8 @@ def _stated(text: str) -> Fraction | Literal[False] | None:
     end, denied, last_line = len(text), False, text.rstrip().rfind("\n")
     for mark in reversed(list(_MARK.finditer(text))):
         start, end_of_mark = mark.start(), mark.end()
-        content = _boxed(text[end_of_mark:end]) if mark[0].endswith("{") else _line(text[end_of_mark:end])
+        content = text[end_of_mark:end]
+        content = _boxed(content) if mark[0].endswith("{") else content.lstrip().partition("\n")[0][:LONGEST_ANSWER]
         before = _before(text, start)
         end = start
         if _UNSAID.search(before) and mark[0][0] in "aA":
@@ -140,10 +142,6 @@ def _stated(text: str) -> Fraction | Literal[False] | None:
         if found is not None:
             return False if _OR.search(before.rstrip("\\")) else found
     return False if denied else None
-
-
-def _line(text: str) -> str:
-    return text.lstrip().partition("\n")[0][:LONGEST_ANSWER]
 
 
 def _marked(content: str) -> Fraction | Literal[False] | None:
@@ -169,12 +167,6 @@ def _said(content: str) -> Fraction | Literal[False] | None:
         value = _number_of(content[number.start() :])
         return False if value is None else value
     return False if re.search(r"\d", content) else None
-
-
-def _one_of_several(text: str, number: re.Match[str]) -> bool:
-    """True if a number in running text is bounded, an alternative, or part of something longer."""
-    before = _before(text, number.start())
-    return bool(_BOUNDED.search(before) or _AFTER_OTHERS.search(before) or re.search(r"\beither\b[^\n.]*$", before))
 
 
 def _before(text: str, place: int) -> str:
@@ -204,11 +196,9 @@ def _number_of(answer: str) -> Fraction | None:
     if match is None:
         return None
     multiple = _MULTIPLE.match(match.string, match.end())
-    end = multiple.end() if multiple else match.end()
-    value = None if _GOES_ON.match(match.string, end) else _value(match)
-    if value is None or multiple is None:
-        return value
-    return value * _MULTIPLES[(multiple[1] or multiple[2]).lower()]
+    if _GOES_ON.match(match.string, (multiple or match).end()) or (value := _value(match)) is None:
+        return None
+    return value * _MULTIPLES[(multiple[1] or multiple[2]).lower()] if multiple else value
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

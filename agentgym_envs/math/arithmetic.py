@@ -41,13 +41,9 @@ class ArithmeticProblem(ValueError):
 
 
 def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.expr:
-    """Parse an expression of numbers, operators and parentheses.
+    """Parse an expression of numbers, parentheses and the given operators; a sign before a number is none of them.
 
     Thousands separators, currency signs and the spellings × ÷ − ^ are accepted; `20%` is 20 / 100.
-
-    Args:
-        expression: the text.
-        operators: the allowed ones of `+ - * / // % **`. A sign before a number is not an operator.
     """
     text = expression.strip()
     if not text:
@@ -81,7 +77,12 @@ def compute(node: ast.expr) -> Fraction:
     if isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod) and right == 0:
         raise ArithmeticProblem(f"division by zero in {ast.unparse(node):.100}")
     if isinstance(node.op, ast.Pow):
-        _check_power(left, right)
+        if right.denominator != 1:
+            raise ArithmeticProblem("an exponent must be a whole number")
+        if abs(right) > MOST_EXPONENT or _bits(left) * abs(right) > MOST_BITS:  # refused before it takes forever
+            raise ArithmeticProblem("the power is too large")
+        if left == 0 and right < 0:
+            raise ArithmeticProblem("division by zero: 0 to a negative power")
     return _bounded(_OPERATORS[type(node.op)][1](left, right))
 
 
@@ -126,16 +127,6 @@ def _literal(node: ast.Constant) -> Fraction:
         return Fraction(repr(node.value))
     except ValueError as error:  # inf, from a literal such as 1e999
         raise ArithmeticProblem("a number is too large") from error
-
-
-def _check_power(base: Fraction, exponent: Fraction) -> None:
-    """Refuse a large power before computing it, which could take forever."""
-    if exponent.denominator != 1:
-        raise ArithmeticProblem("an exponent must be a whole number")
-    if abs(exponent) > MOST_EXPONENT or _bits(base) * abs(exponent) > MOST_BITS:
-        raise ArithmeticProblem("the power is too large")
-    if base == 0 and exponent < 0:
-        raise ArithmeticProblem("division by zero: 0 to a negative power")
 
 
 def _bounded(value: Fraction) -> Fraction:

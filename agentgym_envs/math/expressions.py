@@ -35,18 +35,23 @@ class Undefined(ArithmeticError):
     """An expression has no value, or one out of bounds."""
 
 
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for part in node.args:
+        yield from _nodes(part)
+
+
 def is_expression(node: Node) -> bool:
     """True for a number or formula; False for a relation, list, set or point."""
-    return (
-        node.op in ARITHMETIC
-        and all(map(is_expression, node.args))
-        and not (node.op == "constant" and node.name == "infty")
-    )
+    return all(n.op in ARITHMETIC and not (n.op == "constant" and n.name == "infty") for n in _nodes(node))
 
 
 def symbols(node: Node) -> frozenset[str]:
-    own = frozenset((node.name,)) if node.op == "symbol" else frozenset()
-    return own.union(*map(symbols, node.args))
+    return frozenset(n.name for n in _nodes(node) if n.op == "symbol")
+
+
+def has_i(node: Node) -> bool:
+    return any((n.op, n.name) in (("constant", "i"), ("call", "cis")) for n in _nodes(node))
 
 
 def equal(one: Node, other: Node) -> bool:
@@ -77,28 +82,16 @@ def close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
-def has_i(node: Node) -> bool:
-    return (
-        (node.op == "constant" and node.name == "i")
-        or (node.op == "call" and node.name == "cis")
-        or any(map(has_i, node.args))
-    )
-
-
 def _points(names: list[str]) -> Iterator[dict[str, Any]]:
     """Values of the variables: some positive, some of both signs, some small, some whole."""
     if not names:
         yield {}
         return
     rng = random.Random(17)
-    draws: list[Callable[[], Any]] = [
-        *[lambda: mp.mpf(rng.randrange(10**30, 4 * 10**30)) / 10**30] * 5,
-        *[lambda: mp.mpf(rng.randrange(-3 * 10**30, 3 * 10**30)) / 10**30] * 8,
-        *[lambda: mp.mpf(rng.randrange(1, 10**30)) / 10**30] * 4,
-        *[lambda: mp.mpf(rng.randrange(1, 13))] * 5,
-    ]
-    for draw in draws:
-        yield {name: draw() for name in names}
+    one = 10**30
+    ranges = [(one, 4 * one, one)] * 5 + [(-3 * one, 3 * one, one)] * 8 + [(1, one, one)] * 4 + [(1, 13, 1)] * 5
+    for low, high, unit in ranges:
+        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in names}
 
 
 # ---- exact values
@@ -115,15 +108,9 @@ def exact_value(node: Node) -> Fraction | None:
 def _exact(node: Node) -> Fraction:
     if node.op == "number":
         return node.value
-    if node.op == "factorial":
-        n = _exact(node.args[0])
-        if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
-            raise Undefined
-        return Fraction(math.factorial(int(n)))
-    parts = [_exact(part) for part in node.args] if node.op in _EXACT else []
-    if not parts:
+    if node.op not in _EXACT:
         raise Undefined
-    result = _EXACT[node.op](*parts)
+    result = _EXACT[node.op](*map(_exact, node.args))
     if max(result.numerator.bit_length(), result.denominator.bit_length()) > MOST_BITS:
         raise Undefined
     return result
@@ -142,6 +129,12 @@ def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
     return Fraction(math.comb(int(n), int(k)))
 
 
+def _exact_factorial(n: Fraction) -> Fraction:
+    if n.denominator != 1 or not 0 <= n <= LARGEST_FACTORIAL:
+        raise Undefined
+    return Fraction(math.factorial(int(n)))
+
+
 _EXACT: dict[str, Callable[..., Fraction]] = {
     "add": operator.add,
     "negative": operator.neg,
@@ -150,6 +143,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
     "percent": lambda a: a / 100,
     "power": _exact_power,
     "binomial": _exact_binomial,
+    "factorial": _exact_factorial,
 }
 
 
@@ -170,7 +164,7 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
     if node.op == "symbol":
         return point[node.name]
     if node.op == "constant":
-        return {"pi": mp.pi, "e": mp.e, "i": mp.j}[node.name] * 1 if node.name != "infty" else undefined()
+        return {"pi": +mp.pi, "e": +mp.e, "i": mp.j}.get(node.name) or undefined()
     parts = [value(part, point, imaginary) for part in node.args]
     if node.op in ("power", "root"):
         base, power = parts
@@ -180,11 +174,8 @@ def _value(node: Node, point: dict[str, Any], imaginary: bool) -> Any:
             power = 1 / power if power else undefined()
         return _power(base, power, exponent, imaginary)
     operate = _OPERATIONS.get(node.name if node.op == "call" else node.op)
-    if operate is None:
-        raise Undefined
-    if any(abs(part) > LARGEST_ARGUMENT for part in parts) and (
-        node.op == "call" and node.name not in ("abs", "ln", "log")
-    ):
+    bounded = node.op == "call" and node.name not in ("abs", "ln", "log")
+    if operate is None or (bounded and any(abs(part) > LARGEST_ARGUMENT for part in parts)):
         raise Undefined
     try:
         found = operate(*parts)
@@ -202,17 +193,14 @@ def undefined() -> Any:
 def _power(base: Any, power: Any, exponent: Fraction | None, imaginary: bool) -> Any:
     """For real values, a negative base has roots of odd degree."""
     if base == 0:
-        real = mp.re(power)
-        return mp.mpf(0) if real > 0 else undefined()
-    size = abs(mp.log(abs(base), 2)) * abs(power)
-    if size > LARGEST_POWER:
+        return mp.mpf(0) if mp.re(power) > 0 else undefined()
+    if abs(mp.log(abs(base), 2)) * abs(power) > LARGEST_POWER:
         raise Undefined
     if exponent is not None and exponent.denominator == 1:
         return base ** int(exponent)
     if not imaginary and base < 0:
         if exponent is not None and exponent.denominator % 2:
-            sign = -1 if exponent.numerator % 2 else 1
-            return sign * mp.power(-base, power)
+            return (-1 if exponent.numerator % 2 else 1) * mp.power(-base, power)
         if power == mp.floor(power):
             return base ** int(power)
         raise Undefined

@@ -18,17 +18,11 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Token:
-    """One token.
+    """One token; `text` is a command without its backslash, a number as it is written."""
 
-    Attributes:
-        kind: "number", "letter" (a variable with its subscript), "command", "sign", "words" or "end".
-        text: its text; a command without backslash, a number as written.
-        value: of a number.
-    """
-
-    kind: str
+    kind: str  # "number", "letter" (a variable with its subscript), "command", "sign", "words" or "end"
     text: str
-    value: Fraction = Fraction(0)
+    value: Fraction = Fraction(0)  # of a number
 
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
@@ -93,23 +87,17 @@ def characters(text: str) -> str:
         return text
     text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
-    return "".join(_character(c) for c in text)
+    return "".join(c if c.isascii() else _SIGNS.get(c) or _character(c) for c in text)
 
 
 def _character(c: str) -> str:
-    if c.isascii():
-        return c
-    if c in _SIGNS:
-        return _SIGNS[c]
     if c in _GREEK:
         return f"\\{unicodedata.name(c).rpartition(' ')[2].lower()} "
     if c.isdecimal():
         return str(unicodedata.decimal(c))
     kind = unicodedata.category(c)
-    if kind == "Cf":  # zero-width signs
-        return ""
-    if kind == "Zs":
-        return " "
+    if kind in ("Cf", "Zs"):  # zero-width signs, spaces
+        return "" if kind == "Cf" else " "
     plain = unicodedata.normalize("NFKC", c)
     if "⁄" in plain:
         return f" {plain.replace('⁄', '/')}"
@@ -132,18 +120,16 @@ def tokens(text: str) -> list[Token]:
 
 def _joined(text: str) -> str:
     """The text without trailing dots of numbers, and with the digit groups of numbers joined."""
-    text = _GROUPED.sub(lambda m: m[0] if _is_list(m) else m[1] + re.sub(r"\D", "", m[2]), text)
-    return _TRAILING_DOT.sub(" ", text).replace("**", "^")
 
+    def ungrouped(found: re.Match[str]) -> str:
+        # The commas of "12,102" separate numbers of a point, interval or set, as in (12,102).
+        before = text[: found.start()]
+        inside = any(before.count(a) > before.count(b) for a, b in (("(", ")"), ("[", "]"), ("\\{", "\\}")))
+        if inside and re.fullmatch(r"(?:,\d{3})+", found[2]):
+            return found[0]
+        return found[1] + re.sub(r"\D", "", found[2])
 
-def _is_list(group: re.Match[str]) -> bool:
-    """True if the commas of "12,102" separate numbers of a point, interval or set, as in (12,102)."""
-    if not re.fullmatch(r"(?:,\d{3})+", group[2]):
-        return False
-    before = group.string[: group.start()]
-    return any(
-        before.count(opened) > before.count(closed) for opened, closed in (("(", ")"), ("[", "]"), ("\\{", "\\}"))
-    )
+    return _TRAILING_DOT.sub(" ", _GROUPED.sub(ungrouped, text)).replace("**", "^")
 
 
 Read = tuple[list[Token], int]  # tokens, and the place after them
@@ -151,10 +137,8 @@ Read = tuple[list[Token], int]  # tokens, and the place after them
 
 def _read(text: str, place: int) -> Read:
     c, two = text[place], text[place : place + 2]
-    if match := _REPEATING.match(text, place):
-        return [Token("number", match[0], _repeating(match))], match.end()
-    if match := _NUMBER.match(text, place):
-        return [Token("number", match[0], _value(match[0]))], match.end()
+    if match := _REPEATING.match(text, place) or _NUMBER.match(text, place):
+        return [Token("number", match[0], _value(match))], match.end()
     if c == "\\":
         return _read_command(text, place)
     if match := _RUN.match(text, place):
@@ -191,10 +175,9 @@ def _read_command(text: str, place: int) -> Read:
 def _words(content: str, bold: bool) -> list[Token]:
     """The tokens of a text box: mathematics if it holds a name or a number, else words."""
     content = " ".join(_joined(content).split())
-    if re.fullmatch(r"[-\d.,/ ]+", content) or (re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())):
-        return [token for token in tokens(content) if token.kind != "end"]
-    if content in FUNCTIONS or content in ("e", "i", "infinity"):
-        return [token for token in tokens(content) if token.kind != "end"]
+    is_letter = re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())
+    if is_letter or re.fullmatch(r"[-\d.,/ ]+", content) or content in FUNCTIONS | {"e", "i", "infinity"}:
+        return tokens(content)[:-1]
     return [Token("words", content.lower())] if content else []
 
 
@@ -220,16 +203,14 @@ def _read_variable(text: str, place: int, name: str) -> Read:
     return [Token("letter", name)], place
 
 
-def _value(digits: str) -> Fraction:
-    mantissa, _, power = digits.lower().partition("e")
-    if len(digits) > LONGEST_NUMBER or abs(int(power or 0)) > LONGEST_NUMBER:
+def _value(number: re.Match[str]) -> Fraction:
+    if len(number[0]) > LONGEST_NUMBER:
+        raise Unreadable("a number is too long")
+    if number.re is _REPEATING:
+        fixed, period = number[2], number[3]
+        start = Fraction(int((number[1] or "0") + fixed), 10 ** len(fixed))
+        return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+    mantissa, _, power = number[0].lower().partition("e")
+    if abs(int(power or 0)) > LONGEST_NUMBER:
         raise Unreadable("a number is too long")
     return Fraction(mantissa) * Fraction(10) ** int(power or 0)
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    if len(match[0]) > LONGEST_NUMBER:
-        raise Unreadable("a number is too long")
-    whole, fixed, period = match[1] or "0", match[2], match[3]
-    start = Fraction(int(whole + fixed), 10 ** len(fixed))
-    return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))

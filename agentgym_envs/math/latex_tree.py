@@ -16,13 +16,9 @@ DEEPEST = 40  # brackets within brackets
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree.
+    """A node: `op` is "number", "symbol", "constant", "add", "multiply", "divide", "power", "call", "list", "relation", ...
 
-    Attributes:
-        op: "number", "symbol", "constant", "add", "multiply", "divide", "power", "call", "list", "relation", ...
-        args: its children.
-        name: of a symbol or function; a relation's signs, separated by spaces; a row's brackets; a number's text.
-        value: of a number.
+    `name` is that of a symbol or function; a relation's signs, separated by spaces; a row's brackets; a number's text.
     """
 
     op: str
@@ -185,9 +181,7 @@ class _Reader:
         return token.kind == "command" and starts
 
     def signed(self) -> Node:
-        if self.skip("-"):
-            return Node("negative", (self.factor(),))
-        return self.factor()
+        return Node("negative", (self.factor(),)) if self.skip("-") else self.factor()
 
     def factor(self) -> Node:
         found = self.atom()
@@ -202,41 +196,23 @@ class _Reader:
                 self.place += 1
                 found = Node("degrees", (found,))
             elif self.at("_") and found.op == "number":
-                found = self._based(found)
+                found = self._based(found.name)
             else:
                 return found
 
     def _power(self, base: Node) -> Node:
-        if self._circle():
-            return Node("degrees", (base,))
-        return Node("power", (base, self._raised()))
-
-    def _circle(self) -> bool:
         for form in (("^", "circ"), ("^", "{", "circ", "}")):
-            ahead = self.tokens[self.place : self.place + len(form)]
-            if tuple(token.text for token in ahead) == form:
+            if form == tuple(token.text for token in self.tokens[self.place : self.place + len(form)]):
                 self.place += len(form)
-                return True
-        return False
+                return Node("degrees", (base,))
+        return Node("power", (base, self._raised()))
 
     def _raised(self) -> Node:
         self.need("^")
-        if self.skip("-"):
-            return Node("negative", (self._raised_atom(),))
-        return self._raised_atom()
-
-    def _raised_atom(self) -> Node:
+        minus = self.skip("-")
         found = self.atom()
-        return self._power(found) if self.at("^") else found
-
-    def _based(self, number: Node) -> Node:
-        """A number in a base, 101_2; it equals only the same digits in the same base."""
-        self.need("_")
-        braced = self.skip("{")
-        base = self.take().text
-        if braced:
-            self.need("}")
-        return Node("based", name=f"{number.name.lstrip('0')}_{_BASES.get(base, base)}")
+        found = self._power(found) if self.at("^") else found
+        return Node("negative", (found,)) if minus else found
 
     # ---- atoms
 
@@ -253,18 +229,37 @@ class _Reader:
             raise Unreadable("words")
         if self.at("(", "[", "]"):
             return self._bracketed()
-        if self.at("|"):
-            return self._absolute()
+        if self.skip("|"):
+            self.bars += 1
+            inside = self.sum()
+            self.need("|")
+            self.bars -= 1
+            return Node("call", (inside,), "abs")
         if token.kind == "sign" and token.text == "{":
-            return self._braced()
+            self.place += 1
+            inside, bars = self._inside()
+            if self.skip("choose"):
+                inside = Node("binomial", (inside, self.sum()))
+            self.bars = bars
+            self.need("}")
+            return inside
         return self._command()
+
+    def _inside(self) -> tuple[Node, int]:
+        """The content of brackets, in which a new | opens a value, and the open ones outside."""
+        bars, self.bars = self.bars, 0
+        return self.listed(), bars
 
     def _command(self) -> Node:
         name = self.take().text
         if name in FUNCTIONS and name != "sqrt":
             return self._function(name)
         if name == "sqrt":
-            return self._root()
+            degree = Node("number", name="2", value=Fraction(2))
+            if self.skip("["):
+                degree = self.sum()
+                self.need("]")
+            return Node("root", (self._argument(split=False), degree))
         if name in ("frac", "binom"):
             top, bottom = self._argument(), self._argument()
             return Node("divide" if name == "frac" else "binomial", (top, bottom))
@@ -278,22 +273,32 @@ class _Reader:
             items = self.listed()
             self.need("rangle")
             return Node("row", items.args if items.op == "list" else (items,), "()")
-        if name == "{":
-            return self._set()
-        if name == "emptyset":
+        if name == "emptyset" or (name == "{" and self.skip("}")):
             return Node("set")
+        if name == "{":
+            items = self.listed()
+            if self.take() != Token("command", "}"):
+                raise Unreadable("a set that is not closed")
+            return Node("set", items.args if items.op == "list" else (items,))
         if name.startswith("set "):
             return Node("domain", name=name[4:])
         if name.startswith("begin "):
             return self._matrix(name[6:])
         raise Unreadable(f"{name!r} cannot be compared")
 
+    def _based(self, digits: str) -> Node:
+        """A number in a base, 101_2; it equals only the same digits in the same base."""
+        self.need("_")
+        braced = self.skip("{")
+        base = self.take().text
+        if braced:
+            self.need("}")
+        return Node("based", name=f"{digits.lstrip('0')}_{_BASES.get(base, base)}")
+
     def _bracketed(self) -> Node:
         """(x), a point, or an interval. The French ]1, 2[ is (1, 2)."""
-        opened, bars = self.take().text, self.bars
-        self.bars = 0
-        inside = self.listed()
-        self.bars = bars
+        opened = self.take().text
+        inside, self.bars = self._inside()
         closed = self.need(")", "]", "[")
         kind = {"(": "(", "[": "[", "]": "("}[opened] + {")": ")", "]": "]", "[": ")"}[closed]
         if inside.op == "list" and inside.name == ",":
@@ -301,40 +306,6 @@ class _Reader:
         if kind not in ("()", "[]") or inside.op == "list":
             raise Unreadable("brackets that do not fit")
         return inside
-
-    def _braced(self) -> Node:
-        self.need("{")
-        bars, self.bars = self.bars, 0
-        inside = self.listed()
-        if self.skip("choose"):
-            inside = Node("binomial", (inside, self.sum()))
-        self.bars = bars
-        self.need("}")
-        return inside
-
-    def _set(self) -> Node:
-        if self.skip("}"):
-            return Node("set")
-        items = self.listed()
-        if not (self.now.kind == "command" and self.now.text == "}"):
-            raise Unreadable("a set that is not closed")
-        self.place += 1
-        return Node("set", items.args if items.op == "list" else (items,))
-
-    def _absolute(self) -> Node:
-        self.need("|")
-        self.bars += 1
-        inside = self.sum()
-        self.need("|")
-        self.bars -= 1
-        return Node("call", (inside,), "abs")
-
-    def _root(self) -> Node:
-        degree = Node("number", name="2", value=Fraction(2))
-        if self.skip("["):
-            degree = self.sum()
-            self.need("]")
-        return Node("root", (self._argument(split=False), degree))
 
     def _function(self, name: str) -> Node:
         r"""A function with power and base before its argument: \sin^2 x, \log_2 8."""
@@ -346,19 +317,17 @@ class _Reader:
             else:
                 self.place += 1
                 base = (self._argument(),)
-        argument = self.atom() if self.at("(", "{") else self._bare_argument()
+        if self.at("(", "{"):
+            argument = self.atom()
+        else:  # adjacent factors up to the next function or bracket
+            argument = self.factor()
+            while self._is_factor() and not self.at(*FUNCTIONS - {"sqrt"}, "(", "[", "begin"):
+                argument = Node("multiply", (argument, self.factor()))
         if name in ("sin", "cos", "tan") and power and power.op == "negative" and power.args[0].value == 1:
             return Node("call", (argument,), f"a{name}")
         arguments = argument.args if argument.op in ("row", "list") else (argument,)
         call = Node("call", (*arguments, *base), name)
         return call if power is None else Node("power", (call, power))
-
-    def _bare_argument(self) -> Node:
-        """An argument without brackets: adjacent factors up to the next function or bracket."""
-        found = self.factor()
-        while self._is_factor() and not self.at(*FUNCTIONS - {"sqrt"}, "(", "[", "begin"):
-            found = Node("multiply", (found, self.factor()))
-        return found
 
     def _argument(self, split: bool = True) -> Node:
         r"""A command's argument, in braces or a single sign: \frac12 is a half."""

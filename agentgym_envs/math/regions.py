@@ -4,7 +4,6 @@ A region is a list of pieces between two cuts. A cut lies just before or just af
 to after 2.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from mpmath import mp
@@ -13,18 +12,13 @@ from agentgym_envs.math.expressions import DIGITS, Undefined, is_expression, sym
 from agentgym_envs.math.latex_tree import Node
 
 Cut = tuple[Any, int]  # a number, and 0 for before it or 1 for after it
+Pieces = tuple[tuple[Cut, Cut], ...]
+Region = tuple[Pieces, str]  # a subset of the real line, and the variable that lies in it, or ""
 _START: Cut = (mp.mpf("-inf"), 1)
 _END: Cut = (mp.mpf("inf"), 0)
+_LINE: Pieces = ((_START, _END),)
 TURNED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}  # inequalities, read from right to left
 _INEQUALITIES = frozenset(("<", ">", "le", "ge", "ne"))
-
-
-@dataclass(frozen=True)
-class Region:
-    """A subset of the real line, and the variable that lies in it, or ""."""
-
-    pieces: tuple[tuple[Cut, Cut], ...]
-    name: str = ""
 
 
 def is_region(node: Node) -> bool:
@@ -40,22 +34,20 @@ def same_region(one: Node, other: Node) -> bool:
     """True if two nodes are the same subset of the real line, of the same variable if both name one."""
     with mp.workdps(DIGITS):
         try:
-            first, second = _region(one), _region(other)
+            (pieces, name), (others, other_name) = _region(one), _region(other)
         except Undefined:
             return False
-    named = {first.name, second.name} - {""}
-    return first.pieces == second.pieces and len(named) < 2
+    return pieces == others and (name == other_name or not name or not other_name)
 
 
 def _region(node: Node) -> Region:
     if node.op == "domain" and node.name == "R":
-        return Region(((_START, _END),))
+        return _LINE, ""
     if node.op == "row":
-        return _interval(node)
+        return _interval(node), ""
     if node.op == "set":
-        points = [_number(item) for item in node.args]
-        return Region(_tidy([((x, 0), (x, 1)) for x in points]))
-    if node.op in ("union", "intersection", "without", "list"):
+        return _tidy([((x, 0), (x, 1)) for x in map(_number, node.args)]), ""
+    if node.op in ("union", "intersection", "without") or (node.op == "list" and node.name in ("and", "or")):
         return _joined(node)
     if node.op == "relation":
         return _related(node)
@@ -63,32 +55,31 @@ def _region(node: Node) -> Region:
 
 
 def _joined(node: Node) -> Region:
-    regions = [_region(part) for part in node.args]
-    names = {region.name for region in regions} - {""}
-    if len(names) > 1 or (node.op == "list" and node.name not in ("and", "or")):
+    regions, named = zip(*map(_region, node.args), strict=True)
+    names = set(named) - {""}
+    if len(names) > 1:
         raise Undefined
-    pieces = regions[0].pieces
+    pieces = regions[0]
     for region in regions[1:]:
         if node.op == "union" or node.name == "or":
-            pieces = _tidy([*pieces, *region.pieces])
+            pieces = _tidy([*pieces, *region])
         elif node.op == "without":
-            pieces = _intersection(pieces, _complement(region.pieces))
+            cuts = [_START, *(cut for piece in region for cut in piece), _END]
+            pieces = _intersection(pieces, _tidy(list(zip(cuts[::2], cuts[1::2], strict=True))))
         else:
-            pieces = _intersection(pieces, region.pieces)
-    return Region(pieces, "".join(names))
+            pieces = _intersection(pieces, region)
+    return pieces, "".join(names)
 
 
-def _interval(node: Node) -> Region:
+def _interval(node: Node) -> Pieces:
     if len(node.args) != 2:
         raise Undefined
     low, high = map(_number, node.args)
-    if not low < high:
-        raise Undefined
     opened, closed = node.name[0], node.name[1]
-    if (mp.isinf(low) and opened == "[") or (mp.isinf(high) and closed == "]"):
+    if not low < high or (mp.isinf(low) and opened == "[") or (mp.isinf(high) and closed == "]"):
         raise Undefined
     start = _START if mp.isinf(low) else (low, int(opened == "("))
-    return Region(((start, _END if mp.isinf(high) else (high, int(closed == "]"))),))
+    return ((start, _END if mp.isinf(high) else (high, int(closed == "]"))),)
 
 
 def _number(node: Node) -> Any:
@@ -109,28 +100,25 @@ def _related(node: Node) -> Region:
     signs = node.name.split()
     names = symbols(node)
     if signs == ["in"]:
-        inner = _region(node.args[1])
-        if node.args[0].op != "symbol":
-            raise Undefined
-        return Region(inner.pieces, node.args[0].name)
+        pieces, _ = _region(node.args[1])
+        return (pieces, node.args[0].name) if node.args[0].op == "symbol" else undefined()
     if len(names) != 1 or not all(is_expression(part) or _is_infinite(part) for part in node.args):
         raise Undefined
-    (name,) = names
-    pieces: tuple[tuple[Cut, Cut], ...] = ((_START, _END),)
+    (name,), pieces = names, _LINE
     for left, sign, right in zip(node.args, signs, node.args[1:], strict=False):
         pieces = _intersection(pieces, _solved(left, sign, right, name))
-    return Region(pieces, name)
+    return pieces, name
 
 
 def _is_infinite(node: Node) -> bool:
     bare = node.args[0] if node.op == "negative" else node
-    return bare.op == "constant" and bare.name == "infty"
+    return (bare.op, bare.name) == ("constant", "infty")
 
 
-def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, Cut], ...]:
+def _solved(left: Node, sign: str, right: Node, name: str) -> Pieces:
     """The solutions of an inequality that is linear, or an absolute value of something linear."""
     if _is_infinite(left) or _is_infinite(right):
-        return ((_START, _END),) if sign in ("<", ">") else undefined()
+        return _LINE if sign in ("<", ">") else undefined()
     if right.op == "call" and right.name == "abs":
         left, right = right, left
         sign = TURNED.get(sign, sign)
@@ -160,7 +148,7 @@ def _solved(left: Node, sign: str, right: Node, name: str) -> tuple[tuple[Cut, C
     }.get(sign) or undefined()
 
 
-def _tidy(pieces: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:
+def _tidy(pieces: list[tuple[Cut, Cut]]) -> Pieces:
     """The pieces in order, with touching ones merged."""
     merged: list[tuple[Cut, Cut]] = []
     for start, end in sorted(pieces):
@@ -173,10 +161,5 @@ def _tidy(pieces: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:
     return tuple(merged)
 
 
-def _complement(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
-    cuts = [_START, *(cut for piece in pieces for cut in piece), _END]
-    return _tidy(list(zip(cuts[::2], cuts[1::2], strict=True)))
-
-
-def _intersection(one: tuple[tuple[Cut, Cut], ...], other: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
+def _intersection(one: Pieces, other: Pieces) -> Pieces:
     return _tidy([(max(a, c), min(b, d)) for a, b in one for c, d in other])

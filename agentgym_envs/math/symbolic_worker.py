@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 from mpmath import mp
 
@@ -16,17 +17,18 @@ from agentgym_envs.math.expressions import (
     DIGITS,
     ROUNDED_PLACES,
     Undefined,
+    close,
     equal,
     exact_value,
     has_i,
     is_expression,
+    ratio_at_points,
     symbols,
     value,
 )
 from agentgym_envs.math.latex_tokens import Unreadable, characters
 from agentgym_envs.math.latex_tree import Node, tree
-from agentgym_envs.math.regions import is_region, same_region
-from agentgym_envs.math.relations import is_name, named, resolved, same_relation
+from agentgym_envs.math.regions import TURNED, is_region, same_region
 
 _log = logging.getLogger(__name__)
 MOST_ITEMS = 40  # of a list or set, signs of \pm counted
@@ -106,7 +108,7 @@ def _items(node: Node) -> list[Node]:
     if node.op == "set":
         nested = not node.args or any(part.op == "set" for part in node.args)  # the set of the empty set is not empty
         return [node] if nested else _bounded([item for part in node.args for item in _signs(part)])
-    if node.op == "relation" and node.name == "in" and node.args[1].op == "set" and is_name(node.args[0]):
+    if node.op == "relation" and node.name == "in" and node.args[1].op == "set" and _is_name(node.args[0]):
         return _items(node.args[1])
     return _signs(node)
 
@@ -139,12 +141,12 @@ def _signs(node: Node) -> list[Node]:
 
 def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
     """ "x = 1, y = 2" as a point, and the row to compare it with; None for other forms."""
-    bare = resolved(row)[:1] if row.op == "relation" else [row]
+    bare = _resolved(row)[:1] if row.op == "relation" else [row]
     if not bare or bare[0].op != "row" or bare[0].name != "()" or len(items) != len(bare[0].args):
         return None
     values = {}
     for item in items:
-        found = named(item) if item.op == "relation" else None
+        found = _named(item)
         if found is None or found[0].op != "symbol":
             return None
         values[found[0].name] = found[1]
@@ -155,24 +157,23 @@ def _point(row: Node, items: list[Node]) -> tuple[Node, Node] | None:
 
 def _variables(items: list[Node]) -> set[str]:
     """The variables, without subscripts, whose values the items state."""
-    names = [named(item) for item in items if item.op == "relation"]
-    return {found[0].name.partition("_")[0] for found in names if found}
+    return {found[0].name.partition("_")[0] for found in map(_named, items) if found}
 
 
 def _matched(golds: list[Node], answers: list[Node]) -> bool:
     """True if answers and gold answers can be paired. Equality is transitive, so greedy pairing suffices."""
     left = list(answers)
     for gold in golds:
-        found = next((place for place, answer in enumerate(left) if _same_item(gold, answer)), None)
+        found = next((answer for answer in left if _same_item(gold, answer)), None)
         if found is None:
             return False
-        left.pop(found)
+        left.remove(found)
     return True
 
 
 def _same_item(gold: Node, answer: Node) -> bool:
     if gold.op == "relation" or answer.op == "relation":
-        return same_relation(gold, answer, _same_item)
+        return _same_relation(gold, answer)
     (gold, gold_unit), (answer, unit) = _measured(gold), _measured(answer)
     if gold_unit and unit and gold_unit != unit:
         return False
@@ -181,7 +182,8 @@ def _same_item(gold: Node, answer: Node) -> bool:
     if gold.op != answer.op and not (is_expression(gold) and is_expression(answer)):
         return False
     if gold.op in ("row", "matrix"):
-        return gold.name == answer.name and _same_parts(gold.args, answer.args)
+        alike = gold.name == answer.name and len(gold.args) == len(answer.args)
+        return alike and all(map(_same_item, gold.args, answer.args))
     if gold.op == "set":
         return len(gold.args) == len(answer.args) and _matched(list(gold.args), list(answer.args))
     if is_expression(gold) and is_expression(answer):
@@ -193,10 +195,6 @@ def _column_as_row(node: Node) -> Node:
     """A matrix of one column as a point; anything else unchanged."""
     is_column = node.op == "matrix" and all(len(row.args) == 1 for row in node.args)
     return Node("row", tuple(row.args[0] for row in node.args), "()") if is_column else node
-
-
-def _same_parts(golds: tuple[Node, ...], answers: tuple[Node, ...]) -> bool:
-    return len(golds) == len(answers) and all(map(_same_item, golds, answers))
 
 
 def _measured(node: Node) -> tuple[Node, Counter[str]]:
@@ -221,38 +219,141 @@ def _same_quantity(gold: Node, answer: Node) -> bool:
         return True
     for mark in ("percent", "degrees"):
         bare_gold, bare_answer = _without(gold, mark), _without(answer, mark)
-        if (bare_gold is None) == (bare_answer is None):
-            continue
-        if bare_gold is not None:
+        if bare_gold and not bare_answer:
             return equal(bare_gold, answer)
-        wanted = exact_value(gold)
-        # 0.5 may be a share, so 0.5% is wrong.
-        share = mark == "percent" and wanted is not None and abs(wanted) <= 1
-        return bare_answer is not None and not share and equal(gold, bare_answer)
+        if bare_answer and not bare_gold:
+            wanted = exact_value(gold)
+            # 0.5 may be a share, so 0.5% is wrong.
+            share = mark == "percent" and wanted is not None and abs(wanted) <= 1
+            return not share and equal(gold, bare_answer)
     return False
 
 
 def _without(node: Node, mark: str) -> Node | None:
     if node.op == mark:
         return node.args[0]
-    if node.op == "negative":
-        inner = _without(node.args[0], mark)
-        return None if inner is None else Node("negative", (inner,))
-    return None
+    inner = _without(node.args[0], mark) if node.op == "negative" else None
+    return Node("negative", (inner,)) if inner else None
 
 
 def _rounds(exact: Node, decimal: Node) -> bool:
     """True if a decimal of six or more places is an infinite decimal, rounded or cut there."""
     bare = decimal.args[0] if decimal.op == "negative" else decimal
-    places = len(bare.name.partition(".")[2]) if bare.op == "number" and bare.name.replace(".", "").isdigit() else 0
-    if places < ROUNDED_PLACES or symbols(exact):
+    if not bare.name.replace(".", "").isdigit() or len(bare.name.partition(".")[2]) < ROUNDED_PLACES:
         return False
     known = exact_value(exact)
     if known is not None and 10 ** known.denominator.bit_length() % known.denominator == 0:
         return False  # its decimal ends
+    return _near(exact, decimal)
+
+
+def _near(exact: Node, decimal: Node) -> bool:
+    """True if a decimal is a value rounded or cut at its last digit."""
+    bare = decimal.args[0] if decimal.op == "negative" else decimal
+    if bare.op != "number" or not is_expression(exact) or symbols(exact):
+        return False
     with mp.workdps(DIGITS):
         try:
             difference = value(exact, {}, has_i(exact)) - value(decimal, {})
         except Undefined:
             return False
-        return bool(abs(difference) < mp.mpf(10) ** -places)
+        return bool(abs(difference) < mp.mpf(10) ** -len(bare.name.partition(".")[2]))
+
+
+# ---- equations and inequalities
+
+
+def _same_relation(gold: Node, answer: Node) -> bool:
+    """True if an answer matches the gold one, where at least one of them is a relation.
+
+    An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
+    needs an equation with the same solutions: the sides differ by a constant factor.
+    """
+    if gold.op != "relation":
+        return any(_same_item(gold, found) for found in _resolved(answer))
+    stated = _named(gold)
+    if answer.op != "relation":
+        return stated is not None and _same_item(stated[1], answer)
+    if gold.name == answer.name and all(sign == ":" for sign in gold.name.split()):
+        return len(gold.args) == len(answer.args) and all(map(_same_item, gold.args, answer.args))
+    given = _named(answer)
+    if stated and given and stated[0] == given[0] and (not symbols(stated[1]) or _same_item(stated[1], given[1])):
+        return _same_item(stated[1], given[1])
+    if stated and not symbols(stated[1]) and stated[0].op == "symbol":
+        return False  # gold x = 5 matches neither 2x = 10 nor y = 5
+    return _equivalent(gold, answer)
+
+
+def _is_name(node: Node) -> bool:
+    """True if a node only names something: x, AB, f(x), f(2), (x, y), sin A."""
+    if node.op == "symbol":
+        return True
+    if node.op in ("row", "list"):
+        return all(part.op == "symbol" for part in node.args)
+    if node.op == "call":
+        return node.name not in ("abs", "floor", "ceil") and all(map(_is_name, node.args))
+    if node.op != "multiply":
+        return False
+    function, argument = node.args
+    return _is_name(function) and (_is_name(argument) or argument.op in ("number", "row"))
+
+
+def _named(relation: Node) -> tuple[Node, Node] | None:
+    """Name and value of "name = value" or "value = name"; None for another relation."""
+    if relation.op != "relation" or relation.name != "=":
+        return None
+    left, right = relation.args
+    if _is_name(left):
+        return left, right
+    return (right, left) if _is_name(right) else None
+
+
+def _resolved(relation: Node) -> list[Node]:
+    """The value that a chain of equations gives a name, or the common value of its sides; [] if they differ.
+
+    Approximate decimals of the chain follow, if they are rounded correctly.
+    """
+    signs = relation.name.split()
+    if signs == ["in"] and _is_name(relation.args[0]):
+        return [relation.args[1]]
+    if any(sign not in ("=", "approx") for sign in signs):
+        return []
+    parts = list(relation.args)
+    end = signs.index("approx") + 1 if "approx" in signs else len(parts)
+    exact, about = parts[:end], parts[end:]
+    if len(exact) > 1 and _is_name(exact[0]):
+        exact = exact[1:]
+    elif len(exact) > 1 and _is_name(exact[-1]):
+        exact = exact[:-1]
+    first = exact[0]
+    if any(
+        first != side and not (is_expression(first) and is_expression(side) and equal(first, side))
+        for side in exact[1:]
+    ):
+        return []
+    bare = [part.args[0] if part.op == "unit" else part for part in about]
+    return [exact[-1], *about] if all(_near(first, decimal) for decimal in bare) else []
+
+
+def _equivalent(gold: Node, answer: Node) -> bool:
+    """True if two relations have sides that differ by a constant factor, positive for inequalities."""
+    if len(gold.args) != 2 or len(answer.args) != 2 or not all(map(is_expression, (*gold.args, *answer.args))):
+        return False
+    if symbols(gold) != symbols(answer):
+        return False
+    sign = gold.name
+    if TURNED.get(answer.name) == sign:
+        answer = Node("relation", (answer.args[1], answer.args[0]), sign)
+    if answer.name != sign or sign not in ("=", "ne", *TURNED):
+        return False
+    one, other = (Node("add", (r.args[0], Node("negative", (r.args[1],)))) for r in (gold, answer))
+    positive = sign in TURNED
+    factor: list[Any] = []
+
+    def agree(a: Any, b: Any) -> bool:
+        if close(a, 0) or close(b, 0):
+            return close(a, 0) and close(b, 0)
+        factor.append(a / b)
+        return close(factor[0], factor[-1]) and (not positive or factor[-1] > 0)
+
+    return ratio_at_points(one, other, agree) and bool(factor)

@@ -76,11 +76,6 @@ def answer(index: Index, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": [[{"document": document(p), "score": score} for p, score in hits] for hits in found]}
 
 
-def read_corpus(path: str) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
-
-
 def serve(index: Index, requests: BinaryIO, replies: BinaryIO) -> None:
     while header := requests.read(4):
         reply = json.dumps(answer(index, json.loads(requests.read(int.from_bytes(header, "big"))))).encode()
@@ -89,4 +84,6 @@ def serve(index: Index, requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    serve(Index(read_corpus(sys.argv[1])), sys.stdin.buffer, os.fdopen(REPLY, "wb"))
+    with open(sys.argv[1], encoding="utf-8") as corpus:
+        passages = [json.loads(line) for line in corpus]
+    serve(Index(passages), sys.stdin.buffer, os.fdopen(REPLY, "wb"))

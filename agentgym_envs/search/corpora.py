@@ -8,16 +8,17 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from agentgym_envs.own_tasks import own_records
-from agentgym_envs.search import hotpot, xquad
 from agentgym_envs.search.bm25 import Index
-from agentgym_envs.search.passages import Passage, passage_of
+from agentgym_envs.search.questions import hotpot_passages, xquad_passages
+from agentgym_envs.splits import own_records
 
 T = TypeVar("T")
+Passage = Mapping[str, str]  # id, title, text
 
 _lock = threading.RLock()
 _corpora: dict[str, tuple[Passage, ...]] = {}
@@ -39,7 +40,7 @@ def passages_of(name: str) -> tuple[Passage, ...]:
         name: "own", "xquad", "hotpot_qa", or a path ending in ".jsonl", whose lines are objects with `id`, and either `title`
             and `text` or `contents`, whose first line is then the title.
     """
-    return _once(_corpora, name, lambda: _checked(name, _read(name)))
+    return _once(_corpora, name, lambda: _read(name))
 
 
 def index_of(name: str) -> Index:
@@ -57,6 +58,18 @@ def corpus_lines(name: str) -> str:
     return "".join(json.dumps(passage) + "\n" for passage in passages_of(name))
 
 
+def passage_of(record: Mapping[str, Any], id: str) -> Passage:
+    """A passage from a document that has `title` and `text`, or `contents` with the title in its first line."""
+    title, text = record.get("title"), record.get("text")
+    if isinstance(record.get("contents"), str) and not isinstance(text, str):
+        first, _, rest = record["contents"].partition("\n")
+        # Where there is one line only, it is the text.
+        title, text = (first.strip().strip('"'), rest) if rest.strip() else (title or "", first)
+    if not isinstance(text, str) or not isinstance(title, str | None):
+        raise ValueError(f"neither title and text nor contents in {dict(record)!r:.200}")
+    return {"id": id, "title": title or "", "text": text.strip()}
+
+
 def _once(cache: dict[str, T], name: str, make: Callable[[], T]) -> T:
     """The cached value; one thread makes it while the others wait."""
     if name not in cache:  # without the lock: a search must not wait while another corpus is indexed
@@ -66,16 +79,23 @@ def _once(cache: dict[str, T], name: str, make: Callable[[], T]) -> T:
     return cache[name]
 
 
-def _read(name: str) -> list[Passage]:
+def _read(name: str) -> tuple[Passage, ...]:
     if name == "own":
-        return list(own_records("agentgym_envs.search", "own/passages.jsonl"))
-    if name == "xquad":
-        return xquad.passages()
-    if name == "hotpot_qa":
-        return hotpot.passages()
-    if name.endswith(".jsonl"):
-        return _from_file(Path(name))
-    raise ValueError(f'no corpus {name!r}: it is "own", "xquad", "hotpot_qa" or the path of a .jsonl file')
+        passages: list[Passage] = [*own_records("agentgym_envs.search", "own/passages.jsonl")]
+    elif name == "xquad":
+        passages = [*xquad_passages()]
+    elif name == "hotpot_qa":
+        passages = [*hotpot_passages()]
+    elif name.endswith(".jsonl"):
+        passages = _from_file(Path(name))
+    else:
+        raise ValueError(f'no corpus {name!r}: it is "own", "xquad", "hotpot_qa" or the path of a .jsonl file')
+    if not passages:
+        raise ValueError(f"the corpus {name!r} has no passages")
+    id, times = Counter(passage["id"] for passage in passages).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"the corpus {name!r} has two passages with the id {id!r}")
+    return tuple(passages)
 
 
 def _from_file(path: Path) -> list[Passage]:
@@ -92,14 +112,3 @@ def _from_file(path: Path) -> list[Passage]:
                     f"{path}:{number}: not a passage, which has an id, and a title and a text or contents: {error!r}"
                 ) from error
     return passages
-
-
-def _checked(name: str, passages: list[Passage]) -> tuple[Passage, ...]:
-    if not passages:
-        raise ValueError(f"the corpus {name!r} has no passages")
-    seen: set[str] = set()
-    for passage in passages:
-        if passage["id"] in seen:
-            raise ValueError(f"the corpus {name!r} has two passages with the id {passage['id']!r}")
-        seen.add(passage["id"])
-    return tuple(passages)

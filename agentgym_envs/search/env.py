@@ -1,19 +1,20 @@
 """Multi-hop questions: search passages, read them, search again, and answer. See README.md beside this file."""
 
 import random
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, text_of
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
-from agentgym.tools.toolset import Tool, ToolError, ToolSet, tool
+from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.search.corpora import require_bm25s
-from agentgym_envs.search.passages import Passage, Retriever
 from agentgym_envs.search.questions import DATA, golds_of, load_questions, queries_of
-from agentgym_envs.search.retrievers import check_kind, open_retriever
-from agentgym_envs.search.scoring import exact_match, f1
+from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
 from agentgym_envs.settings import check_choice
 
 LONGEST_QUERY = 1_000  # characters
@@ -24,25 +25,15 @@ and wait for the passages. What they say may be what to search for next. When yo
 possible, between <answer> and </answer>."""
 HINT = "I found neither a search nor an answer. Call the search, or give the answer in the form <answer>Oslo</answer>."
 NOTHING = "No passage has a word of this query. Search with other words: names, and what you want to know about them."
-
-
-def _search_tool(run: Callable[[str], str]) -> Tool:
-    def search(query: str) -> str:
-        """Search the passages for words. Gives the best ones, each with its title and id.
-
-        Args:
-            query: names and other words that the passage should contain.
-        """
-        return run(query)
-
-    return tool(search)
+_VERDICTS = frozenset(("yes", "no", "noanswer"))  # answers without partial credit
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Search(Env):
     """A question that takes one or more searches to answer."""
 
     max_turns = 6
-    tools: ClassVar[list[dict[str, Any]]] = [_search_tool(str).schema]
 
     def __init__(
         self,
@@ -77,7 +68,8 @@ class Search(Env):
         self._timeout = timeout
         self._backend = sandbox
         self.sandbox_image = "search" if retriever == "sandbox" else None
-        self._toolset = ToolSet([_search_tool(self._search)])
+        self._toolset = ToolSet([self.search])
+        self.tools = self._toolset.schemas  # type: ignore[misc]
         self._retriever: Retriever | None = None
         self._opened: str | None = None  # the corpus of the retriever
         self._golds: list[str] = []
@@ -149,7 +141,12 @@ class Search(Env):
     def _goes_on(self, observation: str | Observation) -> Step:
         return self.outcome(observation, success=False, em=0.0, f1=0.0, searches=self._searches)
 
-    def _search(self, query: str) -> str:
+    def search(self, query: str) -> str:
+        """Search the passages for words. Gives the best ones, each with its title and id.
+
+        Args:
+            query: names and other words that the passage should contain.
+        """
         if not query.strip():
             raise ToolError("search: the query is empty: write what the passage should contain")
         if len(query) > LONGEST_QUERY:
@@ -159,16 +156,40 @@ class Search(Env):
         if self._retriever is None:
             raise RuntimeError("Search: no task is bound; call reset() first")
         self._searches += 1
-        found = self._retriever.search(query, self._topk)
-        return "\n\n".join(self._shown(place, passage) for place, passage in enumerate(found, 1)) or NOTHING
-
-    def _shown(self, place: int, passage: Passage) -> str:
-        text = passage["text"]
-        if len(text) > self._passage_chars:
-            text = f"{text[: self._passage_chars].rstrip()} [...]"
-        return f"[{place}] {passage['title']} ({passage['id']})\n{text}"
+        shown = []
+        for place, passage in enumerate(self._retriever.search(query, self._topk), 1):
+            text = passage["text"]
+            if len(text) > self._passage_chars:
+                text = f"{text[: self._passage_chars].rstrip()} [...]"
+            shown.append(f"[{place}] {passage['title']} ({passage['id']})\n{text}")
+        return "\n\n".join(shown) or NOTHING
 
     def _leave(self) -> None:
         retriever, self._retriever = self._retriever, None
         if retriever is not None:
             retriever.close()
+
+
+def normalised(answer: str) -> str:
+    """Lower case, without ASCII punctuation, the articles a, an, the, and extra spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> float:
+    return float(normalised(answer) in map(normalised, golds))
+
+
+def f1(answer: str, golds: Sequence[str]) -> float:
+    """The best word F1 of the answer with a gold answer, 0.0 to 1.0; 0.0 without gold answers.
+
+    If the answer or a gold answer is yes or no, the score is 0 or 1, as in HotpotQA.
+    """
+    words = normalised(answer).split()
+
+    def score(gold: list[str]) -> float:
+        """2 * precision * recall / (precision + recall) of two bags of words; two empty bags are equal."""
+        if not words or not gold or not _VERDICTS.isdisjoint((" ".join(words), " ".join(gold))):
+            return float(words == gold)
+        return 2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold))
+
+    return max((score(normalised(gold).split()) for gold in golds), default=0.0)

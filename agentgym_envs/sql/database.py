@@ -1,4 +1,4 @@
-"""The databases of the questions: SQLite files, and two that are generated."""
+"""The databases of the questions: SQLite files, and two that are shipped as SQL."""
 
 import contextlib
 import functools
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from agentgym import datasets
 from agentgym_envs.data_sets import CHINOOK, DEFOG
-from agentgym_envs.sql.own_data import OWN_NAMES, own_database
+
+OWN_NAMES = ("library", "railway")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,13 @@ def load_database(name: str) -> Database:
     """A database by name: "library", "railway", "chinook", "defog/NAME", or the path of an SQLite file."""
     if name in OWN_NAMES:
         return _own(name)
-    path = _path_of(name)
-    if path is None:
+    if name == "chinook":
+        path = datasets.locate(CHINOOK)
+    elif name.startswith("defog/") and name.count("/") == 1:
+        path = datasets.locate(DEFOG.format(name.removeprefix("defog/")))
+    else:
+        path = Path(name)
+    if path is None or not path.is_file():
         raise ValueError(
             f"no database {name!r}: it is {', '.join(OWN_NAMES)}, the path of an SQLite file, or, in the folder that"
             f" {datasets.FOLDER_VARIABLE} names, chinook ({CHINOOK}) or defog/NAME ({DEFOG.format('NAME')})"
@@ -55,21 +61,11 @@ def load_database(name: str) -> Database:
     return _of_file(name, path, path.stat().st_mtime_ns)
 
 
-def _path_of(name: str) -> Path | None:
-    if name == "chinook":
-        return datasets.locate(CHINOOK)
-    if name.startswith("defog/") and name.count("/") == 1:
-        return datasets.locate(DEFOG.format(name.removeprefix("defog/")))
-    path = Path(name)
-    return path if path.is_file() else None
-
-
 @functools.cache
 def _own(name: str) -> Database:
-    content = own_database(name)
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.deserialize(content)
-        return Database(name, content, _tables(db, {}))
+        db.executescript(Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8"))
+        return Database(name, db.serialize(), _tables(db, {}))
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,16 +83,17 @@ def _tables(db: sqlite3.Connection, notes: dict[tuple[str, str], str]) -> tuple[
         "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         " ORDER BY rowid"
     ).fetchall()
-    return tuple(Table(name, tuple(_columns(db, name, notes))) for (name,) in names)
-
-
-def _columns(db: sqlite3.Connection, table: str, notes: dict[tuple[str, str], str]) -> list[Column]:
-    keys = db.execute("SELECT * FROM pragma_foreign_key_list(?)", (table,))
-    targets = {row[3]: f"{row[2]}.{row[4] or row[3]}" for row in keys}
-    return [
-        Column(name, kind, bool(key), targets.get(name, ""), notes.get((table, name), ""))
-        for _, name, kind, _, _, key in db.execute("SELECT * FROM pragma_table_info(?)", (table,))
-    ]
+    tables = []
+    for (table,) in names:
+        keys = db.execute("SELECT * FROM pragma_foreign_key_list(?)", (table,))
+        targets = {row[3]: f"{row[2]}.{row[4] or row[3]}" for row in keys}
+        columns = db.execute("SELECT * FROM pragma_table_info(?)", (table,))
+        found = tuple(
+            Column(name, kind, bool(key), targets.get(name, ""), notes.get((table, name), ""))
+            for _, name, kind, _, _, key in columns
+        )
+        tables.append(Table(table, found))
+    return tuple(tables)
 
 
 def _notes(path: Path) -> dict[tuple[str, str], str]:
@@ -113,15 +110,13 @@ def _notes(path: Path) -> dict[tuple[str, str], str]:
 def _described(table: Table) -> str:
     """A table on one line, or one line per column if a column has a note."""
     key = [column.name for column in table.columns if column.key]
-    alone = key[0] if len(key) == 1 else ""
-    parts = [(_column(column, column.name == alone), column.note) for column in table.columns]
+    parts = []
+    for column in table.columns:
+        is_key = "PRIMARY KEY" if key == [column.name] else ""
+        target = f"-> {column.references}" if column.references else ""
+        parts.append((" ".join(filter(None, (column.name, column.type, is_key, target))), column.note))
     if len(key) > 1:
         parts.append((f"PRIMARY KEY ({', '.join(key)})", ""))
     if not any(note for _, note in parts):
         return f"{table.name}({', '.join(text for text, _ in parts)})"
     return "\n".join([f"{table.name}(", *(f"  {text}{note and f' -- {note}'}" for text, note in parts), ")"])
-
-
-def _column(column: Column, is_key: bool) -> str:
-    target = f"-> {column.references}" if column.references else ""
-    return " ".join(word for word in (column.name, column.type, "PRIMARY KEY" if is_key else "", target) if word)

@@ -1,10 +1,8 @@
 """Questions about a database: the agent explores it with a tool, then answers with a query. See README.md."""
 
-import math
 import random
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, assistant, text_of, user
@@ -39,27 +37,8 @@ Answer:
 ```sql
 SELECT ...
 ```"""
+OVER = "Error: the answer is given, the episode is over"
 _STATED = re.compile(r"answer:[*_\s]*```(?:sql(?:ite)?)?[ \t]*\n(.*?)```", re.IGNORECASE | re.DOTALL)
-
-
-def _tools(look: Callable[[str], str], settle: Callable[[str], str], seconds: float = math.inf) -> ToolSet:
-    def sql(query: str) -> str:
-        """Run one read-only SQLite query and see its rows.
-
-        Args:
-            query: a SELECT, or a PRAGMA that describes a table.
-        """
-        return look(query)
-
-    def answer(query: str) -> str:
-        """Give the final query, whose rows answer the question. Ends the episode.
-
-        Args:
-            query: a SELECT.
-        """
-        return settle(query)
-
-    return ToolSet([sql, answer], seconds=seconds)
 
 
 class SQL(Env):
@@ -67,7 +46,6 @@ class SQL(Env):
 
     max_turns = 8
     sandbox_image = "sql"
-    tools: ClassVar[list[dict[str, Any]]] = _tools(str, str).schemas
 
     def __init__(
         self,
@@ -90,7 +68,8 @@ class SQL(Env):
         self.schema = schema
         self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
-        self._toolset = _tools(self._look, self._settle, 4 * self.limits.seconds)
+        self._toolset = ToolSet([self.sql, self.answer], seconds=4 * self.limits.seconds)
+        self.tools = self._toolset.schemas  # type: ignore[misc]
         self._verdict: dict[str, Any] | None = None
 
     @classmethod
@@ -137,10 +116,9 @@ class SQL(Env):
         results = self._toolset.answer(assistant(action))
         if not results:
             stated = _STATED.findall(spoken(text))
-            results = [user(self._settle(stated[-1].strip()) if stated else HINT)]
+            results = [user(self.answer(stated[-1].strip()) if stated else HINT)]
         verdict = self._verdict or {"success": False}
-        success = bool(verdict["success"])
-        step = self.outcome(results, float(success), terminated=self._verdict is not None, **verdict)
+        step = self.outcome(results, float(verdict["success"]), terminated=self._verdict is not None, **verdict)
         if not self.running:
             self._release()
         return step
@@ -163,14 +141,24 @@ class SQL(Env):
         query = f'SELECT "{column.name}" FROM "{table.name}" LIMIT {rng.randint(1, 20)}'
         return call_text(rng.choice(("sql", "answer")), query=query)
 
-    def _look(self, query: str) -> str:
+    def sql(self, query: str) -> str:
+        """Run one read-only SQLite query and see its rows.
+
+        Args:
+            query: a SELECT, or a PRAGMA that describes a table.
+        """
         if self._verdict is not None:
-            return "Error: the answer is given, the episode is over"
+            return OVER
         return observation_text(self._queries.ask(query, self.limits), query, self._database, self.limits.seconds)
 
-    def _settle(self, query: str) -> str:
+    def answer(self, query: str) -> str:
+        """Give the final query, whose rows answer the question. Ends the episode.
+
+        Args:
+            query: a SELECT.
+        """
         if self._verdict is not None:
-            return "Error: the answer is given, the episode is over"
+            return OVER
         right, error = judge(self.current_task, query, self._queries, self.limits.seconds)
         query = query.encode("utf-8", "replace").decode("utf-8")
         self._verdict = {"success": right, "answer": query, "expected": golds_of(self.current_task)[0]}

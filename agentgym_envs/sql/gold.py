@@ -1,15 +1,29 @@
-"""Judges a query: compares its rows with those of a task's gold queries."""
+"""Judges a query: compares its rows with those of a task's gold queries.
 
+`ORDER BY total DESC LIMIT 3` does not define the order of rows with equal totals, nor which of them LIMIT drops. To
+find such ties, a gold query runs again without its LIMIT and with its sort keys as further columns. The query is only
+tokenized, enough to find its outermost clauses; a query that cannot be read this way is refused.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentgym.core.tasks import Task
 from agentgym_envs.sql.queries import QueryFailure, QueryLimits, QueryResult, QueryRunner
-from agentgym_envs.sql.ranking import has_order, ranking_of
-from agentgym_envs.sql.results import Segment, same_result
+from agentgym_envs.sql.results import Row, Segment, same_result
 
 GRADED_ROWS = 20_000
 GRADED_BYTES = 8 << 20
 GOLD_SECONDS = 20.0  # more than an agent's query: a busy machine must not fail an episode
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/) | (?P<text>'(?:[^']|'')*') | (?P<name>"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\])
+    | (?P<word>[^\W\d]\w*) | (?P<number>\d[\w.]*) | (?P<sign>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMPOUND = {"UNION", "INTERSECT", "EXCEPT"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +56,15 @@ def judge(task: Task, query: str, queries: QueryRunner, seconds: float) -> tuple
         return False, f"the result has more than {GRADED_ROWS} rows"
     rows = found.rows
     for gold in golds_of(task):
-        known = gold_of(task, gold, queries)
+        known = _gold_of(task, gold, queries)
         if known.columns == len(found.columns) and same_result(known.segments, rows, known.columns, known.ordered):
             return True, ""
     return False, ""
 
 
-def gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
+def _gold_of(task: Task, gold: str, queries: QueryRunner) -> Gold:
     """The result of a gold query; run once per process."""
-    ordered = has_order(gold) and bool(task.metadata.get("ordered", True))
+    ordered = bool(task.metadata.get("ordered", True))
     key = (str(task.metadata["database"]), gold, ordered)
     if key not in _known:
         queries.close()  # gold queries run in a sandbox that has run no query of the agent
@@ -84,3 +98,145 @@ def _all_rows(query: str, queries: QueryRunner) -> QueryResult:
 
 def _limits(seconds: float) -> QueryLimits:
     return QueryLimits(rows=GRADED_ROWS, bytes=GRADED_BYTES, cell=None, seconds=seconds)
+
+
+# ---- ties
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+    depth: int  # of parentheses around it
+
+    @property
+    def key(self) -> str:
+        """Text for comparison: SQL ignores case and the quotes of names."""
+        if self.kind == "name":
+            return self.text[1:-1].casefold()
+        return self.text if self.kind == "text" else self.text.casefold()
+
+    def is_word(self, *words: str) -> bool:
+        return self.kind == "word" and self.depth == 0 and self.text.upper() in words
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A query that shows how another one sorts its rows."""
+
+    query: str  # the original without LIMIT, with missing sort keys appended as columns
+    keys: tuple[int, ...]  # indices of the sort keys in its rows
+    offset: int  # rows that the original skips
+    limit: int | None  # its maximum number of rows
+
+    def segments(self, rows: Sequence[Row], columns: int) -> list[Segment]:
+        """Segments of tied rows within the window of LIMIT and OFFSET, cut to `columns`."""
+        found = []
+        place = 0
+        end = len(rows) if self.limit is None else self.offset + self.limit
+        for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in self.keys]):
+            tied = [row[:columns] for row in group]
+            take = min(end, place + len(tied)) - max(self.offset, place)
+            place += len(tied)
+            if take > 0:
+                found.append(Segment(tied, take))
+        return found
+
+
+def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
+    """The query that shows another one's ties; None if that has no outermost ORDER BY."""
+    tokens = _tokens(query)
+    places = [place for place, token in enumerate(tokens) if token.is_word("ORDER")]
+    if not places:
+        return None
+    order = places[-1]
+    limit = next((place for place in range(order, len(tokens)) if tokens[place].is_word("LIMIT")), len(tokens))
+    hidden: list[str] = []
+    keys = []
+    for written in _split(tokens[order + 2 : limit]):
+        term = _without_direction(written)
+        place = _column_of(term, columns, tokens[:order])
+        if place is None:
+            place = len(columns) + len(hidden)
+            hidden.append(query[term[0].start : term[-1].end])
+        keys.append(place)
+    end = tokens[limit].start if limit < len(tokens) else tokens[-1].end
+    if hidden and any(token.is_word("DISTINCT", *_COMPOUND) for token in tokens[:order]):
+        raise ValueError(f"an ORDER BY of DISTINCT or UNION rows must name columns of the result: {query}")
+    at = _columns(tokens[: order + 1])[-1].end if hidden else tokens[order].start
+    more = "".join(f", ({expression})" for expression in hidden)
+    text = f"{query[:at].rstrip()}{more} {query[at:end].strip()}"
+    return Ranking(text, tuple(keys), *_window(tokens[limit:], query))
+
+
+def _tokens(query: str) -> list[_Token]:
+    found: list[_Token] = []
+    depth = 0
+    for match in _TOKEN.finditer(query):
+        kind = str(match.lastgroup)
+        if kind == "space":
+            continue
+        depth -= match[0] == ")"
+        found.append(_Token(kind, match[0], match.start(), match.end(), depth))
+        depth += match[0] == "("
+    while found and found[-1].text == ";":
+        found.pop()
+    return found
+
+
+def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
+    parts: list[list[_Token]] = [[]]
+    for token in tokens:
+        if token.text == "," and token.depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [part for part in parts if part]
+
+
+def _without_direction(term: list[_Token]) -> list[_Token]:
+    if len(term) > 2 and term[-2].is_word("NULLS"):
+        term = term[:-2]
+    if term[-1].is_word("ASC", "DESC"):
+        term = term[:-1]
+    if len(term) > 2 and term[-2].is_word("COLLATE"):
+        term = term[:-2]
+    return term
+
+
+def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Token]) -> int | None:
+    """The column that a sort key refers to, as SQLite resolves it: a number, an alias, or the same expression."""
+    if len(term) == 1 and term[0].kind == "number" and term[0].text.isdigit():
+        return int(term[0].text) - 1
+    names = [name.casefold() for name in columns]
+    if len(term) == 1 and term[0].kind in ("word", "name") and term[0].key in names:
+        return names.index(term[0].key)
+    items = [item[:-2] if len(item) > 2 and item[-2].is_word("AS") else item for item in _split(_columns(before))]
+    if len(items) != len(columns):  # there is a *, which stands for many
+        return None
+    wanted = [token.key for token in term]
+    return next((place for place, item in enumerate(items) if [token.key for token in item] == wanted), None)
+
+
+def _columns(tokens: Sequence[_Token]) -> list[_Token]:
+    """The tokens between the first outermost SELECT and its FROM."""
+    start = next(place for place, token in enumerate(tokens) if token.is_word("SELECT")) + 1
+    if tokens[start].is_word("DISTINCT", "ALL"):
+        start += 1
+    ends = ("FROM", "WHERE", "GROUP", "ORDER", *_COMPOUND)
+    return list(itertools.takewhile(lambda token: not token.is_word(*ends), tokens[start:]))
+
+
+def _window(tokens: Sequence[_Token], query: str) -> tuple[int, int | None]:
+    """Offset and limit of `LIMIT n`, `LIMIT n OFFSET m` or `LIMIT m, n`."""
+    if not tokens:
+        return 0, None
+    numbers = [int(token.text) for token in tokens[1::2] if token.text.isdigit()]
+    links = [token.text.upper() for token in tokens[2::2]]
+    if len(numbers) == 1 and not links:
+        return 0, numbers[0]
+    if len(numbers) == 2 and links in (["OFFSET"], [","]):
+        return (numbers[1], numbers[0]) if links == ["OFFSET"] else (numbers[0], numbers[1])
+    raise ValueError(f"LIMIT and OFFSET must be plain numbers: {query}")

@@ -29,19 +29,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The result of a query.
-
-    Attributes:
-        columns: their names.
-        rows: the first rows; with `cell` set, long values are `Cut`.
-        total: number of rows.
-        whole: False if counting was stopped: there are `total` or more.
-    """
+    """The result of a query."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    total: int
-    whole: bool
+    rows: list[tuple[Any, ...]]  # the first ones; with `cell` set, long values are `Cut`
+    total: int  # number of rows
+    whole: bool  # False if counting was stopped: there are `total` or more
 
 
 @dataclass(frozen=True)
@@ -100,9 +93,8 @@ class QueryRunner:
     def _once(self, request: str, seconds: float) -> QueryResult | QueryFailure:
         result = self._run(request, seconds)
         if result.exit_code is not None and not result.timed_out and not result.oom_killed:
-            result = self._run(
-                request, seconds
-            )  # it died, perhaps before the query came; if it dies again, the query did it
+            # It died, perhaps before the query came; if it dies again, the query did it.
+            result = self._run(request, seconds)
         if result.timed_out:
             return QueryFailure("time", "interrupted")
         if result.exit_code is not None:

@@ -1,9 +1,8 @@
 """The program that runs queries in the sandbox. It uses only the standard library, and keeps no state of a query.
 
 It reads frames from standard input and answers each on file descriptor 3 (see `agentgym.sandbox.Session`). A request is
-JSON: `database` (a path), `query`, `rows` and `bytes` (how much to return), `cell` (characters kept of a value, null
-for all), `seconds`. The reply has `columns`, `rows`, `total` and `all` (true if every row was counted), or `problem`
-(refused, time, memory, size or sql) with `text`.
+JSON: `database` (a path), `query`, and the fields of `QueryLimits`. The reply has `columns`, `rows`, `total` and `all`
+(true if every row was counted), or `problem` (refused, time, memory, size or sql) with `text`.
 
 Each request opens the file anew, read only. An authorizer limits what the query may do, a progress handler its time,
 and SQLite's own limits its memory, so this program survives almost any query.

@@ -5,28 +5,25 @@ match; column names are ignored. NULL equals only NULL. Numbers are equal by val
 relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
 """
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
-MAX_TRIES = (
-    2_000  # columns laid on each other before a match is given up; a result in the gold's own order needs one each
-)
+# Columns laid on each other before a match is given up; a result in the gold's own order needs one each.
+MAX_TRIES = 2_000
 
 
 @dataclass(frozen=True)
 class Segment:
     """Rows that the gold query leaves tied, so they may come in any order.
 
-    Attributes:
-        rows: all tied rows.
-        take: how many of them the result has; fewer if LIMIT or OFFSET cuts through the ties, and then any subset is
-            right.
+    `take` is how many of them the result has; fewer if LIMIT or OFFSET cuts through the ties, and then any subset is right.
     """
 
     rows: Sequence[Row]
@@ -50,8 +47,8 @@ class _Matcher:
         self.gold, self.found = list(zip(*gold, strict=True)), list(zip(*found, strict=True))
         self.sizes, self.ordered = [(len(segment.rows), segment.take) for segment in segments], ordered
         self.tries = MAX_TRIES
-        self._classes: dict[tuple[int, int], tuple[list[Hashable], list[Hashable]]] = {}
-        self._alike: dict[tuple[int, int], bool] = {}
+        self.classes = functools.cache(lambda ours, theirs: _classes(self.gold[ours], self.found[theirs]))
+        self.alike = functools.cache(lambda ours, theirs: self._holds(*self.classes(ours, theirs)))
 
     def match(self, column: int, used: frozenset[int], gold: list[int], found: list[int]) -> bool:
         """Match each gold column from `column` on with an unused column of the result.
@@ -61,13 +58,14 @@ class _Matcher:
         if column == len(self.gold):
             return True
         failed: list[tuple[Value, ...]] = []
-        for other in self._candidates(column, used):
+        # The column at the same position first.
+        for other in sorted(set(range(len(self.found))) - used, key=lambda place: (place != column, place)):
             if self.tries <= 0:
                 return False
-            if self.found[other] in failed:  # an equal column would fail too
+            if self.found[other] in failed or not self.alike(column, other):  # an equal column would fail too
                 continue
             self.tries -= 1
-            ours, theirs = self._classes_of(column, other)
+            ours, theirs = self.classes(column, other)
             numbers: dict[Hashable, int] = {}
             gold_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(gold, ours, strict=True)]
             found_next = [numbers.setdefault(pair, len(numbers)) for pair in zip(found, theirs, strict=True)]
@@ -75,21 +73,6 @@ class _Matcher:
                 return True
             failed.append(self.found[other])
         return False
-
-    def _candidates(self, column: int, used: frozenset[int]) -> Iterator[int]:
-        """Columns of the result with the content of a gold column; the one at the same position first."""
-        for other in sorted(range(len(self.found)), key=lambda place: place != column):
-            if other in used:
-                continue
-            if (key := (column, other)) not in self._alike:
-                self._alike[key] = self._holds(*self._classes_of(column, other))
-            if self._alike[key]:
-                yield other
-
-    def _classes_of(self, ours: int, theirs: int) -> tuple[list[Hashable], list[Hashable]]:
-        if (key := (ours, theirs)) not in self._classes:
-            self._classes[key] = _classes(self.gold[ours], self.found[theirs])
-        return self._classes[key]
 
     def _holds(self, gold: Sequence[Hashable], found: Sequence[Hashable]) -> bool:
         """True if the found rows, each given as one value, can be drawn from the gold's segments."""
@@ -140,11 +123,9 @@ def _classes(ours: Sequence[Value], theirs: Sequence[Value]) -> tuple[list[Hasha
 def _groups(numbers: set[int | float]) -> dict[int | float, Hashable]:
     """Maps each number to the smallest of a chain of numbers within tolerance."""
     named: dict[int | float, Hashable] = {}
-    last: int | float | None = None
+    last: int | float = math.nan  # close to no number
     for number in sorted(numbers):
-        if last is not None and math.isclose(number, last, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
-            named[number] = named[last]
-        else:
-            named[number] = number
+        close = math.isclose(number, last, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        named[number] = named[last] if close else number
         last = number
     return named

@@ -7,9 +7,8 @@ from agentgym import datasets
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.data_sets import CHINOOK, DEFOG, DEFOG_QUESTIONS
-from agentgym_envs.own_tasks import own_records
 from agentgym_envs.settings import check_choice
-from agentgym_envs.splits import check_split
+from agentgym_envs.splits import check_split, own_records
 
 SOURCES = ("auto", "defog", "own", "chinook")
 DEFOG_TEST = ("restaurants", "scholar")  # databases that no training question is about

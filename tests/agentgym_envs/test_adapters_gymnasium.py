@@ -22,8 +22,16 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.policies.base import RandomPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode as RunEpisode
 from agentgym.rollout.episode import run_episode, run_many
-from agentgym_envs.adapters.gymnasium import GymnasiumEnv, description_of, uncoloured
-from agentgym_envs.adapters.spaces import Unreadable, action_of, check_actions, form_of, written
+from agentgym_envs.adapters.gymnasium import (
+    GymnasiumEnv,
+    Unreadable,
+    action_of,
+    check_actions,
+    description_of,
+    form_of,
+    uncoloured,
+    written,
+)
 
 TOY = ("FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1", "Taxi-v4")
 

@@ -19,7 +19,7 @@ from agentgym.checks.check_env import check_env
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs import code as package
 from agentgym_envs import register_all
-from agentgym_envs.code.feedback import HINT, SUBMIT, fenced, says_submit
+from agentgym_envs.code.env import HINT, SUBMIT, fenced, says_submit
 from agentgym_envs.code.grading import grade
 from agentgym_envs.code.problems import Problem, doctests, imports_for, names_between, problem_of
 

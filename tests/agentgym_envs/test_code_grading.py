@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.sandbox import SandboxSpec, acquire
 from agentgym_envs.code import grading
-from agentgym_envs.code.grading import GradingLimits, grade
+from agentgym_envs.code.grading import grade
 from agentgym_envs.code.problems import Problem
 
 PROMPT = 'def square(x: int) -> int:\n    """ The square of x.\n    >>> square(3)\n    9\n    """\n'
@@ -27,7 +27,7 @@ SQUARE = Problem(
     prompt=PROMPT,
     setup=f"{PROMPT}\n{CHECK}",
 )
-QUICK = GradingLimits(1.0, 2.0)
+QUICK = {"timeout": 1.0, "budget": 2.0}
 FORGED = {
     "success": True,
     "passed": 4,
@@ -229,21 +229,21 @@ class TestAgreement:
     @pytest.mark.parametrize("name", WRONG)
     def test_wrong_programs_fail_in_both(self, name):
         assert not reference(WRONG[name])
-        report = grade(SQUARE, WRONG[name], SQUARE.tests, limits=QUICK)
+        report = grade(SQUARE, WRONG[name], SQUARE.tests, **QUICK)
         assert report.verdict in ("wrong", "error", "timeout", "ended")
         assert report.passed < report.total == 4 or report.verdict == "ended"
 
     @pytest.mark.parametrize("name", FOOLING)
     def test_programs_that_fool_the_reference_fail_here(self, name, backend):
         assert reference(FOOLING[name], backend)
-        report = grade(SQUARE, FOOLING[name], SQUARE.tests, backend=backend, limits=QUICK)
+        report = grade(SQUARE, FOOLING[name], SQUARE.tests, backend=backend, **QUICK)
         assert not report.success
         assert report.passed < report.total
 
     @pytest.mark.parametrize("name", SNOOPING)
     def test_programs_that_go_for_the_grader_fail(self, name, backend, monkeypatch):
         monkeypatch.setattr(grading, "_MARGIN", 3.0)
-        report = grade(SQUARE, SNOOPING[name], SQUARE.tests, backend=backend, limits=QUICK)
+        report = grade(SQUARE, SNOOPING[name], SQUARE.tests, backend=backend, **QUICK)
         assert not report.success
         assert report.passed < report.total
 

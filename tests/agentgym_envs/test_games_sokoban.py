@@ -10,9 +10,8 @@ import pytest
 from agentgym.core.tasks import Task
 from agentgym_envs.games.grid import DIRECTIONS
 from agentgym_envs.games.sokoban import Sokoban
-from agentgym_envs.games.sokoban.levels import longest, make_level
-from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level
-from agentgym_envs.games.sokoban.solver import solve
+from agentgym_envs.games.sokoban.levels import generated_levels, longest
+from agentgym_envs.games.sokoban.room import content, drawn, moved, parse_level, solve
 
 CORRIDOR = Task("corridor", metadata={"level": "######\n#_@$.#\n######"})
 BOXOBAN = """; 0
@@ -102,7 +101,7 @@ def test_the_plan_is_the_shortest_of_all():
     rng = random.Random(0)
     for seed in range(120):
         boxes = rng.choice([1, 2])
-        level = make_level(seed, "train", 6, boxes, 0.2)
+        level = generated_levels("train", 6, boxes, 0.2)[seed].metadata["level"]
         plan = solve(*parse_level(level))
         assert plan is not None
         assert len(plan) == shortest(level)

@@ -9,10 +9,10 @@ import agentgym
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
 from agentgym_envs import register_all
-from agentgym_envs.code.grading import GradingLimits, grade
+from agentgym_envs.code.grading import grade
 from agentgym_envs.code.problems import Problem
 from agentgym_envs.math.symbolic import same_answer
-from agentgym_envs.search.scoring import exact_match, f1
+from agentgym_envs.search.env import exact_match, f1
 
 register_all()
 
@@ -178,7 +178,7 @@ PROGRAMS = {
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_code(name, backend):
-    report = grade(CODE, PROGRAMS[name], CODE.tests, backend=backend, limits=GradingLimits(1.0, 3.0))
+    report = grade(CODE, PROGRAMS[name], CODE.tests, backend=backend, timeout=1.0, budget=3.0)
     assert not report.success
     assert report.passed < report.total
 

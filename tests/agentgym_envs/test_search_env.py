@@ -25,8 +25,8 @@ from agentgym.rollout.episode import run_episode
 from agentgym_envs import register_all, search
 from agentgym_envs.search import corpora
 from agentgym_envs.search.env import NOTHING
-from agentgym_envs.search.passages import RetrieverError
 from agentgym_envs.search.questions import load_questions, own_questions
+from agentgym_envs.search.retrievers import RetrieverError
 
 README = Path(search.__file__).with_name("README.md").read_text(encoding="utf-8")
 DATA = ["own", pytest.param("xquad", marks=pytest.mark.data)]

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from agentgym_envs.search import bm25, corpora
 from agentgym_envs.search.corpora import index_of, passages_of
-from agentgym_envs.search.passages import RetrieverError
 from agentgym_envs.search.questions import load_questions, own_questions
-from agentgym_envs.search.retrievers import HttpRetriever, LocalRetriever, open_retriever
+from agentgym_envs.search.retrievers import HttpRetriever, LocalRetriever, RetrieverError, open_retriever
 
 REAL = pytest.mark.data
 WORDS = ["salt", "ledger", "otter", "lamp", "sea", "the"]
@@ -345,7 +344,7 @@ class TestOpen:
 
 class TestOwnQuestions:
     def test_every_search_of_every_chain_finds_its_passage_and_the_last_one_holds_the_answer(self):
-        from agentgym_envs.search.scoring import normalised
+        from agentgym_envs.search.env import normalised
 
         by_id = {p["id"]: p for p in passages_of("own")}
         for task in [*own_questions("train"), *own_questions("test")]:

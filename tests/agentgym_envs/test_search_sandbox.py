@@ -11,10 +11,9 @@ from agentgym import sandbox
 from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
-from agentgym_envs.search import sandboxed
+from agentgym_envs.search import retrievers
 from agentgym_envs.search.questions import own_questions
-from agentgym_envs.search.retrievers import LocalRetriever
-from agentgym_envs.search.sandboxed import SandboxRetriever
+from agentgym_envs.search.retrievers import LocalRetriever, SandboxRetriever
 
 register_all()
 QUERIES = ["who led the Copper Strike", "otter", "the of", "\x00\ud800 漢字", "salt " * 200]
@@ -80,8 +79,8 @@ class TestRetriever:
         assert retriever.search("otter", 1)[0]["id"] == "corrin-glass"
 
     def test_a_sandbox_that_goes_on_failing_is_an_error_and_no_empty_result(self, retriever, boxes, monkeypatch):
-        monkeypatch.setattr(sandboxed, "PROGRAM", "/private/other.py")
-        monkeypatch.setattr(sandboxed.bm25, "__file__", __file__)  # a program that cannot be imported there
+        monkeypatch.setattr(retrievers, "PROGRAM", "/private/other.py")
+        monkeypatch.setattr(retrievers.bm25, "__file__", __file__)  # a program that cannot be imported there
         boxes[-1].close()
         with pytest.raises(SandboxError, match="No module named 'pytest'"):
             retriever.search("otter", 1)
@@ -100,7 +99,7 @@ class TestRetriever:
             f"    body = json.dumps({reply}).encode()\n"
             "    os.write(3, struct.pack('>I', len(body)) + body)\n"
         )
-        monkeypatch.setattr(sandboxed.bm25, "__file__", str(program))
+        monkeypatch.setattr(retrievers.bm25, "__file__", str(program))
         boxes[-1].close()
         with pytest.raises(SandboxError, match="ended with exit code 3"):
             retriever.search("otter", 1)

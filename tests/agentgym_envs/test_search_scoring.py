@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym_envs.search.scoring import exact_match, f1, normalised
+from agentgym_envs.search.env import exact_match, f1, normalised
 
 TEXT = st.text(st.sampled_from(list("aA theTHEn.,'-é 1 \n\t")), max_size=30) | st.text(max_size=30)
 

@@ -12,7 +12,6 @@ from sql_cases import need_sandbox
 from agentgym import sandbox
 from agentgym.sandbox import SandboxError
 from agentgym_envs.sql.database import load_database
-from agentgym_envs.sql.own_data import own_database
 from agentgym_envs.sql.queries import Cut, QueryFailure, QueryLimits, QueryResult, QueryRunner
 from agentgym_envs.sql.query_program import NOW, answer
 
@@ -178,7 +177,7 @@ class TestWhatIsFound:
 
     def test_a_query_finds_what_sqlite_finds_without_a_sandbox(self, queries):
         plain = sqlite3.connect(":memory:")
-        plain.deserialize(own_database("library"))
+        plain.deserialize(load_database("library").content)
         rng = random.Random(5)
         columns = ["genre", "year", "pages", "price", "title", "year / 10", "price * 2", "pages IS NULL"]
         for _ in range(20):

@@ -25,52 +25,53 @@ if TYPE_CHECKING:
 
 FILE = "<code>"
 _FRAMES = 4  # of a traceback, shown to the agent
+_VERBS: dict[str, Callable[..., Any]] = {
+    "getattr": getattr,
+    "setattr": setattr,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "iter": iter,
+    "next": next,
+    "len": len,
+}
 _TEXT = 400  # characters of an error message, and of a line of code
 
 
-def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
-    """Load the program of the first request, then answer requests until the pipe closes, which ends the process."""
+def serve(requests: int, replies: int, memory: int) -> None:
+    """Answer requests, of which the first loads the program, until the pipe closes, which ends the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)  # type: ignore[union-attr]
     module = types.ModuleType(NAME)
     sys.modules[NAME] = module  # dataclasses and typing look up a class's module here
     side = _Side(requests, replies, module)
-    first = side.receive()
-    side.answer(lambda: side.load(first))
     while True:
         side.respond(side.receive())
 
 
-def _goes_on(prompt: str, code: str) -> bool:
-    """True if the code parses only as a continuation of the prompt."""
+def _parses(code: str) -> bool:
     try:
         ast.parse(code)
     except SyntaxError:
-        try:
-            ast.parse(prompt + code)
-        except SyntaxError:
-            return False
-        return True
-    return False
+        return False
+    return True
 
 
 class _Side:
     def __init__(self, requests: int, replies: int, module: types.ModuleType):
-        self.requests, self.replies = requests, replies
+        self.requests, self.replies = open(requests, "rb"), replies  # noqa: SIM115 - until the process ends
         self.namespace = module.__dict__
         self.objects: list[Any] = []
         self.stdout = sys.stdout
         self.lines: list[str] = []  # of the source, for tracebacks
         self.before = 0  # how many of them belong to the prompt
 
-    def load(self, program: dict[str, Any]) -> list[str]:
+    def load(self, prompt: str, code: str, names: list[str]) -> list[str]:
         """Run the code, after its prompt or as its continuation, and return the names that it defines.
 
         A prompt is a function's signature. The code may define the function again, or be its indented body.
         """
-        prompt, code, names = program["prompt"], program["code"], program["names"]
-        if prompt and _goes_on(prompt, code):
+        if prompt and not _parses(code) and _parses(prompt + code):  # it parses as a continuation only
             self.before = prompt.count("\n")
             code = prompt + code
         elif prompt:
@@ -83,75 +84,41 @@ class _Side:
 
     def receive(self) -> Any:
         """The next message; the process exits at the end of the pipe."""
-        return json.loads(self._read(int.from_bytes(self._read(4), "big")))
-
-    def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = os.read(self.requests, min(size, 1 << 20))
-            if not part:
-                os._exit(0)
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        header = self.requests.read(4)
+        body = self.requests.read(int.from_bytes(header, "big"))
+        if not body:
+            os._exit(0)
+        return json.loads(body)
 
     def send(self, message: Any) -> None:
         rest = memoryview(frame_of(message))
         while rest:
             rest = rest[os.write(self.replies, rest) :]
 
-    def flush(self) -> None:
-        """Flush printed text: the process may be killed any time."""
-        with contextlib.suppress(ValueError, OSError):  # the submission closed it
-            self.stdout.flush()
-
     def respond(self, request: list[Any]) -> None:
-        verb, target, args, kwargs = request
-
-        def work() -> list[Any]:
-            given = [decode(arg, self.resolve) for arg in args]
-            named = {name: decode(arg, self.resolve) for name, arg in kwargs.items()}
-            result = self.do(verb, target, given, named)
-            return [
-                self.encode(result),
-                [self.encode(arg) if can_change(arg) else None for arg in given],
-                {name: self.encode(arg) for name, arg in named.items() if can_change(arg)},
-            ]
-
-        self.answer(work)
-
-    def answer(self, work: Callable[[], Any]) -> None:
+        verb, target, given = request
         try:
-            value = work()
-            self.flush()
+            *args, kwargs = items = [decode(item, self.resolve) for item in given]
+            if verb == "load":
+                result: Any = self.load(*args)
+            elif verb == "get":
+                result = self.namespace[target]
+            elif verb == "call":
+                result = self.objects[target](*args, **kwargs)
+            else:
+                result = _VERBS[verb](self.objects[target], *args)
+            value = [self.encode(result), [self.encode(item) if can_change(item) else None for item in items]]
+            with contextlib.suppress(ValueError, OSError):  # the submission closed it
+                self.stdout.flush()  # the process may be killed any time
             self.send(["value", value])
         except BaseException as error:
-            self.send(["raise", _kind_of(error), self._args_of(error), self._explain(error)])
-
-    def do(self, verb: str, target: int | str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if verb == "get":
-            value = self.namespace[str(target)]
-            only_a_reference = encode(value, lambda item: ["object", -1]) == ["object", -1]
-            return _Named(str(target)) if only_a_reference else value
-        value = self.namespace[target] if isinstance(target, str) else self.objects[target]
-        verbs: dict[str, Any] = {
-            "call": value,
-            "getattr": lambda name: getattr(value, name),
-            "setattr": lambda name, item: setattr(value, name, item),
-            "getitem": lambda key: operator.getitem(value, key),
-            "setitem": lambda key, item: operator.setitem(value, key, item),
-            "iter": lambda: iter(value),
-            "next": lambda: next(value),
-            "len": lambda: len(value),
-        }
-        return verbs[verb](*args, **kwargs)
+            known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+            self.send(["raise", next(known, Exception).__name__, _args_of(error), self._explain(error)])
 
     def encode(self, value: Any) -> Any:
         return encode(value, self.refer)
 
     def refer(self, value: Any) -> list[Any]:
-        if type(value) is _Named:
-            return ["object", value.name]
         if type(value) is _Callback:
             return ["callback", value.key]
         for place, known in enumerate(self.objects):
@@ -164,12 +131,11 @@ class _Side:
         tag, key = data
         if tag == "callback":
             return _Callback(self, key)
-        return self.namespace[key] if isinstance(key, str) else self.objects[key]
+        return self.objects[key]
 
     def call_back(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function that the test passed in; the grader may send more requests before the result."""
-        named = {name: self.encode(arg) for name, arg in kwargs.items()}
-        self.send(["callback", key, [self.encode(arg) for arg in args], named])
+        self.send(["callback", key, [self.encode(item) for item in (*args, kwargs)]])
         while True:
             message = self.receive()
             if message[0] == "result":
@@ -196,19 +162,6 @@ class _Side:
         text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
         return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
 
-    def _args_of(self, error: BaseException) -> list[Any]:
-        try:
-            return [encode(arg, str) for arg in error.args]
-        except Exception:
-            return []
-
-
-class _Named:
-    """A function or class that the grader requested by name."""
-
-    def __init__(self, name: str):
-        self.name = name
-
 
 class _Callback:
     """A function of a test, as the submission sees it."""
@@ -220,9 +173,11 @@ class _Callback:
         return self.side.call_back(self.key, args, kwargs)
 
 
-def _kind_of(error: BaseException) -> str:
-    known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
-    return next(known, Exception).__name__
+def _args_of(error: BaseException) -> list[Any]:
+    try:
+        return [encode(arg, str) for arg in error.args]
+    except Exception:
+        return []
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,15 +1,8 @@
 """The grader: runs tests against a submission in another process, and writes a JSON report to stdout.
 
-It reads one JSON request from stdin:
-
-    prompt, code, names    the submission; `names` are what the tests use of it
-    setup                  code of the tests, run before each submission process is tested: imports, helpers
-    tests                  statements, each run by itself
-    timeout, budget        seconds for one request to the submission, and for all of them
-    memory                 bytes of address space of the submission's process
-
-Each `assert` of the tests is counted; the report says how many held. Any failure counts against the submission: without
-a report that says so, it has not passed.
+Its argument is the address space of the submission's process in bytes; `agentgym_envs.code.grading` writes its request
+to stdin. Each `assert` is counted. Any failure counts against the submission: without a report that says so, it has not
+passed.
 """
 
 from __future__ import annotations
@@ -21,7 +14,6 @@ import os
 import resource
 import sys
 
-from agentgym_envs.code.inside.candidate import serve
 from agentgym_envs.code.inside.link import Link, LoadError, Lost, Nursery
 from agentgym_envs.code.inside.values import NOT_STARTED
 
@@ -33,15 +25,26 @@ _SHOWN = 500  # characters of a value or an error in the report
 _FAILURES = 3  # described in the report
 _MARK = "__judge__"
 _DUMPABLE = 4  # PR_SET_DUMPABLE
+_WRAPPED = f"""
+try:
+    pass
+except BaseException as __error__:
+    {_MARK}.broke(__error__)
+else:
+    {_MARK}.hold()
+"""
 
 
 def main() -> None:
     """Read the request, grade, write the report. Exits with `NOT_STARTED` if the sandbox cannot be used for grading."""
-    limits = {"memory": int(sys.argv[1])}
+    memory = int(sys.argv[1])
     try:
-        _refuse_the_host()
-        _hide()
-        nursery = Nursery(serve, limits)
+        if os.getppid() != 1:  # only a PID namespace ends all processes that a submission forks
+            raise OSError("the grader runs in a sandbox only, started by its process 1")
+        # A submission has the same user: without this it could read the tests in this process's memory and files.
+        if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+        nursery = Nursery(memory)
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(NOT_STARTED)
@@ -50,22 +53,10 @@ def main() -> None:
     os.dup2(nothing, 1)  # a test that prints would spoil the report
     with open(0, "rb", closefd=False) as source:
         request = json.loads(source.read())
-    resource.setrlimit(resource.RLIMIT_AS, (2 * limits["memory"], 2 * limits["memory"]))
+    resource.setrlimit(resource.RLIMIT_AS, (2 * memory, 2 * memory))
     report = grade(nursery, request)
     with open(report_to, "w", encoding="utf-8", errors="replace") as out:
         out.write(json.dumps(report, ensure_ascii=False))
-
-
-def _refuse_the_host() -> None:
-    """Raise outside of a sandbox: only a PID namespace ends all processes that a submission forks."""
-    if os.getppid() != 1:
-        raise OSError("the grader runs in a sandbox only, started by its process 1")
-
-
-def _hide() -> None:
-    """Protect this process's memory and files from others of the same user, so a submission cannot read the tests."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     setup = judge.prepare(request["setup"])
     # The setup's assertions count if the tests have none of their own.
     judge.expected = expected or judge.expected
-    program = {key: request[key] for key in ("prompt", "code", "names")}
+    program = request["prompt"], request["code"], request["names"]
     link = Link(nursery, program, float(request["timeout"]), float(request["budget"]))
     error = ""
     try:
@@ -96,17 +87,19 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     ended = not nursery.alive()
     if ended:  # killing the nursery forfeits everything
         judge.passed = 0
-    success = not error and judge.failed == 0 and judge.passed > 0 and judge.finished == len(tests)
-    total = judge.passed if success else max(judge.expected, judge.passed + judge.failed, 1)
+        error = error or "The code ended a process that tests it."
+    if not error and judge.failed == 0 and judge.passed > 0 and judge.finished == len(tests):
+        verdict, total = "passed", judge.passed
+    else:
+        verdict = "ended" if ended else "timeout" if link.slow else "error" if error else "wrong"
+        total = max(judge.expected, judge.passed + judge.failed, 1)
     return {
-        "success": success,
+        "verdict": verdict,
         "passed": judge.passed,
         "total": total,
         "error": _clean(error),
         "failures": judge.failures,
         "output": _clean(link.output.decode("utf-8", "replace")),
-        "slow": link.slow,
-        "ended": ended,
     }
 
 
@@ -141,8 +134,8 @@ def _take(link: Link, namespace: dict[str, Any], names: list[str], defined: list
             namespace[name] = link.ask("get", name)
 
 
-class Judge:
-    """Counts assertions. It is in the tests' namespace, which the submission never sees."""
+class Judge(ast.NodeTransformer):
+    """Counts assertions, each in `_WRAPPED`. It is in the tests' namespace, which the submission never sees."""
 
     def __init__(self) -> None:
         self.passed = self.failed = self.expected = self.finished = 0
@@ -152,8 +145,20 @@ class Judge:
         self._counted = 0
 
     def prepare(self, source: str) -> tuple[str, Any]:
-        tree = _Assertions(self).visit(ast.parse(source))
+        tree = self.visit(ast.parse(source))
         return source, compile(ast.fix_missing_locations(tree), "<test>", "exec")
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        if isinstance(node.test, ast.Constant) and node.test.value:
+            return node
+        self.expected += 1
+        compared = node.test
+        if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.Eq):
+            same = ast.parse(f"{_MARK}.same", mode="eval").body
+            node.test = ast.Call(same, [compared.left, compared.comparators[0]], [])
+        wrapped: Any = ast.parse(_WRAPPED).body[0]
+        wrapped.body = [node]
+        return wrapped
 
     def begin(self, source: str) -> None:
         self._test, self._got, self._counted = source, "", 0
@@ -200,33 +205,6 @@ class Judge:
 
 class _Stop(BaseException):
     """Ends a test whose submission has ended."""
-
-
-class _Assertions(ast.NodeTransformer):
-    """Wraps each assertion: `try: assert ... except BaseException as e: judge.broke(e) else: judge.hold()`."""
-
-    def __init__(self, judge: Judge):
-        self.judge = judge
-
-    def visit_Assert(self, node: ast.Assert) -> Any:
-        if isinstance(node.test, ast.Constant) and node.test.value:
-            return node
-        self.judge.expected += 1
-        compared = node.test
-        if isinstance(compared, ast.Compare) and len(compared.ops) == 1 and isinstance(compared.ops[0], ast.Eq):
-            node.test = _call("same", compared.left, compared.comparators[0])
-        handler = ast.ExceptHandler(
-            ast.Name("BaseException", ast.Load()), "__error__", [ast.Expr(_call("broke", _name("__error__")))]
-        )
-        return ast.copy_location(ast.Try([node], [handler], [ast.Expr(_call("hold"))], []), node)
-
-
-def _name(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
-def _call(method: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(_name(_MARK), method, ast.Load()), list(args), [])
 
 
 def _clean(text: str) -> str:

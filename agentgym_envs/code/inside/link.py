@@ -14,11 +14,11 @@ import select
 import signal
 import time
 
+from agentgym_envs.code.inside.candidate import serve
 from agentgym_envs.code.inside.values import LIMIT, Foreign, decode, encode, frame_of, give_back
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 PROCESSES = 12  # per grading
@@ -33,29 +33,27 @@ class Ended(BaseException):
     """The submission raised an exception that ends a program, such as SystemExit."""
 
 
-def _channel() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Pipes for requests, replies and prints: the submission's ends and the grader's ends."""
-    (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
-    return (take, reply, write), (ask, hear, read)
-
-
 def _close(*fds: int) -> None:
     for fd in fds:
         os.close(fd)
 
 
 class Nursery:
-    def __init__(self, serve: Callable[[int, int, dict[str, int]], None], limits: dict[str, int]):
-        self._channels = [_channel() for _ in range(PROCESSES)]
+    def __init__(self, memory: int):
+        # Pipes for requests, replies and prints: the submission's ends and the grader's ends.
+        channels = []
+        for _ in range(PROCESSES):
+            (take, ask), (hear, reply), (read, write) = os.pipe(), os.pipe(), os.pipe()
+            channels.append(((take, reply, write), (ask, hear, read)))
         orders, answers = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
-                _fork_on_demand(self._channels, orders[0], answers[1], serve, limits)
+                _fork_on_demand(channels, orders[0], answers[1], memory)
             finally:
                 os._exit(0)
-        _close(orders[0], answers[1], *(fd for theirs, _ in self._channels for fd in theirs))
+        _close(orders[0], answers[1], *(fd for theirs, _ in channels for fd in theirs))
         self._orders, self._answers = orders[1], answers[0]
-        self._used = 0
+        self._free = iter([ours for _, ours in channels])
 
     def alive(self) -> bool:
         """True while it runs: only its end makes the pipe of its answers readable now."""
@@ -63,10 +61,9 @@ class Nursery:
 
     def fork(self) -> tuple[int, int, int, int]:
         """A new process: its id, and its pipes (requests, replies, prints)."""
-        if self._used == PROCESSES:
+        ours = next(self._free, None)
+        if ours is None:
             raise Lost("it ended too often")
-        _, ours = self._channels[self._used]
-        self._used += 1
         try:
             os.write(self._orders, b"+")
             ready, _, _ = select.select([self._answers], [], [], 5.0)
@@ -79,9 +76,7 @@ class Nursery:
         return pid, *ours
 
 
-def _fork_on_demand(
-    channels: list[Any], orders: int, answers: int, serve: Callable[[int, int, dict[str, int]], None], limits: Any
-) -> None:
+def _fork_on_demand(channels: list[Any], orders: int, answers: int, memory: int) -> None:
     """The nursery's main loop: for each byte of orders, fork and answer the process id, 0 on failure."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -106,19 +101,19 @@ def _fork_on_demand(
         os.dup2(prints, 2)
         later = (fd for theirs, _ in channels[place + 1 :] for fd in theirs)
         _close(prints, *later, orders, answers)
-        serve(requests, replies, limits)
+        serve(requests, replies, memory)
         return
 
 
 class Link:
-    def __init__(self, nursery: Nursery, program: dict[str, Any], timeout: float, budget: float):
+    def __init__(self, nursery: Nursery, program: tuple[str, str, list[str]], timeout: float, budget: float):
         self.nursery, self.program, self.timeout = nursery, program, timeout
         self.end = time.monotonic() + budget
         self.output = bytearray()
         self.generation = 0  # how many processes there were
         self.slow = False  # True once a request took too long
         self.alive = False
-        self._objects: dict[int | str, Remote] = {}
+        self._objects: dict[int, Remote] = {}
         self._callbacks: list[Any] = []
 
     def start(self) -> list[str]:
@@ -129,11 +124,12 @@ class Link:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._prints, False)
         self.alive = True
-        reply = self._exchange(self.program)
+        reply = self._exchange(["load", "", list(map(self._encode, (*self.program, {})))])
         if not _is(reply, "value", 2):
             self.stop()
             raise LoadError(_text(reply))
-        return [name for name in self.program["names"] if name in reply[1]]
+        defined = self._decode(reply[1][0])
+        return [name for name in self.program[2] if name in defined]
 
     def stop(self) -> None:
         if not self.alive:
@@ -145,29 +141,20 @@ class Link:
         self._drain()
         _close(self._requests, self._replies, self._prints)
 
-    def ask(
-        self, verb: str, target: int | str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def ask(self, verb: str, target: int | str, /, *args: Any, **kwargs: Any) -> Any:
         """Send a request; mutable arguments are updated in place."""
-        named = kwargs or {}
-        reply = self._exchange(
-            [verb, target, [self._encode(arg) for arg in args], {k: self._encode(v) for k, v in named.items()}]
-        )
+        given = [*args, kwargs]
+        reply = self._exchange([verb, target, [self._encode(item) for item in given]])
+        if not _is(reply, "value", 2):
+            raise self._raised(reply)
         try:
-            if _is(reply, "value", 2):
-                return self._taken(reply[1], args, named)
+            result, after = reply[1]
+            for item, data in zip(given, after, strict=True):
+                if data is not None:
+                    give_back(item, self._decode(data))
+            return self._decode(result)
         except (Foreign, ValueError, TypeError, KeyError) as error:
             raise self._lost(f"it gave no value: {error}") from None
-        raise self._raised(reply)
-
-    def _taken(self, content: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result, after, after_named = content
-        for arg, data in zip(args, after, strict=True):
-            if data is not None:
-                give_back(arg, self._decode(data))
-        for name, data in after_named.items():
-            give_back(kwargs[name], self._decode(data))
-        return self._decode(result)
 
     def _raised(self, reply: Any) -> BaseException:
         if not _is(reply, "raise", 4) or not isinstance(reply[1], str):
@@ -193,18 +180,16 @@ class Link:
             self._send(frame_of(message), deadline)
             while True:
                 reply = self._receive(deadline)
-                if not _is(reply, "callback", 4):
+                if not _is(reply, "callback", 3):
                     return reply
                 self._send(frame_of(self._called_back(*reply[1:])), deadline)
         except (ValueError, OSError, RecursionError) as error:
             raise self._lost(f"it ended without an answer ({error})") from None
 
-    def _called_back(self, key: Any, args: Any, kwargs: Any) -> list[Any]:
+    def _called_back(self, key: Any, items: Any) -> list[Any]:
         try:
-            function = self._callbacks[key]
-            given = [self._decode(arg) for arg in args]
-            result = function(*given, **{name: self._decode(arg) for name, arg in kwargs.items()})
-            return ["result", self._encode(result)]
+            *args, kwargs = [self._decode(item) for item in items]
+            return ["result", self._encode(self._callbacks[key](*args, **kwargs))]
         except Exception as error:
             try:
                 return ["error", type(error).__name__, [self._encode(arg) for arg in error.args]]
@@ -266,26 +251,26 @@ class Link:
         return Lost(why)
 
     def _encode(self, value: Any) -> Any:
-        return encode(value, self._refer)
+        def refer(item: Any) -> list[Any]:
+            if type(item) is Remote:
+                return ["object", item._key]
+            if not callable(item):
+                raise TypeError(f"a test cannot pass a {type(item).__name__} to a submission")
+            self._callbacks.append(item)
+            return ["callback", len(self._callbacks) - 1]
 
-    def _refer(self, value: Any) -> list[Any]:
-        if type(value) is Remote:
-            return ["object", value._key]
-        if not callable(value):
-            raise TypeError(f"a test cannot pass a {type(value).__name__} to a submission")
-        self._callbacks.append(value)
-        return ["callback", len(self._callbacks) - 1]
+        return encode(value, refer)
 
     def _decode(self, data: Any) -> Any:
-        return decode(data, self._resolve)
+        def resolve(mark: list[Any]) -> Any:
+            tag, key = mark
+            if tag == "callback":
+                return self._callbacks[key]
+            if tag != "object" or type(key) is not int:
+                raise Foreign(f"no value has the mark {tag!r:.50}")
+            return self._objects.setdefault(key, Remote(self, key))
 
-    def _resolve(self, data: list[Any]) -> Any:
-        tag, key = data
-        if tag == "callback":
-            return self._callbacks[key]
-        if tag != "object" or not isinstance(key, int | str):
-            raise Foreign(f"no value has the mark {tag!r:.50}")
-        return self._objects.setdefault(key, Remote(self, key))
+        return decode(data, resolve)
 
 
 class LoadError(Exception):
@@ -300,26 +285,26 @@ class Remote:
 
     __slots__ = ("_key", "_link")
 
-    def __init__(self, link: Link, key: int | str):
+    def __init__(self, link: Link, key: int):
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_key", key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._link.ask("call", self._key, args, kwargs)
+        return self._link.ask("call", self._key, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._link.ask("getattr", self._key, (name,))
+        return self._link.ask("getattr", self._key, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._link.ask("setattr", self._key, (name, value))
+        self._link.ask("setattr", self._key, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._link.ask("getitem", self._key, (key,))
+        return self._link.ask("getitem", self._key, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.ask("setitem", self._key, (key, value))
+        self._link.ask("setitem", self._key, key, value)
 
     def __iter__(self) -> Any:
         return self._link.ask("iter", self._key)

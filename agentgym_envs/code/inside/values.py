@@ -19,8 +19,18 @@ NOT_STARTED = 97  # the grader's exit code in an unsuitable sandbox, before any 
 NAME = "submission"  # the module that a submission's code makes
 
 _LARGE = 1 << 62
+
+
+def _clock(value: Any) -> list[Any]:
+    """A time of day in parts; [None] for one with a time zone, which is sent as a reference."""
+    if value.tzinfo is not None:
+        return [None]
+    return [value.hour, value.minute, value.second, value.microsecond]
+
+
 _SERIES: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
 _PAIRS: dict[str, Any] = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
+_BASES: tuple[Any, ...] = (int, float, str, tuple, list, Counter, OrderedDict, dict, set, frozenset)
 _TYPES = (int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, type(None))
 _BY_MODULE = {  # less common types: how each is taken apart; its constructor builds it again
     "decimal.Decimal": lambda value: [str(value)],
@@ -30,7 +40,7 @@ _BY_MODULE = {  # less common types: how each is taken apart; its constructor bu
     "array.array": lambda value: [value.typecode, list(value)],
     "builtins.complex": lambda value: [value.real, value.imag],
     "builtins.range": lambda value: [value.start, value.stop, value.step],
-    "datetime.time": lambda value: _clock(value),  # noqa: PLW0108 - defined below
+    "datetime.time": _clock,
     "datetime.datetime": lambda value: [value.year, value.month, value.day, *_clock(value)],
 }
 
@@ -58,24 +68,10 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     if by_module is not None:
         parts = by_module(value)
         return refer(value) if None in parts else [f"{kind.__module__}.{kind.__qualname__}", parts]
-    return _encode_as_base(value, refer)
-
-
-def _encode_as_base(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference."""
-    bases: tuple[Any, ...] = (int, float, str, tuple, list, Counter, OrderedDict, dict, set, frozenset)
-    for base in bases:
-        if isinstance(value, base):
-            plain = base(value)
-            return encode(plain, refer) if type(plain) is base else refer(value)
-    return refer(value)
-
-
-def _clock(value: Any) -> list[Any]:
-    """A time of day in parts; [None] for one with a time zone, which is sent as a reference."""
-    if value.tzinfo is not None:
-        return [None]
-    return [value.hour, value.minute, value.second, value.microsecond]
+    # Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference.
+    base = next((base for base in _BASES if isinstance(value, base)), None)
+    plain = value if base is None else base(value)
+    return encode(plain, refer) if type(plain) is base else refer(value)
 
 
 def decode(data: Any, resolve: Callable[[list[Any]], Any]) -> Any:
@@ -115,21 +111,19 @@ def give_back(old: Any, new: Any) -> None:
     if type(old) is not type(new):
         return
     if isinstance(old, list):
-        kept = [_same_or(a, b) for a, b in zip(old, new, strict=False)]
-        old[:] = kept + new[len(kept) :]
+        old[:] = [*map(_same_or, old, new), *new[len(old) :]]
     elif isinstance(old, dict):
-        kept_by_key = {key: _same_or(old[key], value) if key in old else value for key, value in new.items()}
+        kept = {key: _same_or(old[key], value) if key in old else value for key, value in new.items()}
         old.clear()
-        old.update(kept_by_key)
+        old.update(kept)
     elif isinstance(old, set):
         old.clear()
         old.update(new)
     elif isinstance(old, bytearray):
         old[:] = new
     elif isinstance(old, deque):
-        items = list(new)
         old.clear()
-        old.extend(items)
+        old.extend(new)
     elif isinstance(old, tuple):
         for a, b in zip(old, new, strict=False):
             give_back(a, b)

@@ -11,7 +11,7 @@ from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import DIRECTIONS, LEGAL, in_rows, least_form, read_direction
 from agentgym_envs.settings import check_choice, check_number
-from agentgym_envs.splits import IsTaken, draw, generated_tasks, level_of, never
+from agentgym_envs.splits import generated_tasks, level_of
 
 PLAYER, GOAL, HOLE, ICE = "PGO_"
 EDGE = "#"
@@ -23,7 +23,6 @@ NEAR_RULES = (
 )
 SLIPPERY = " You may slip sideways."
 CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
-BESIDE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 _SIDEWAYS = ((2, 3), (2, 3), (0, 1), (0, 1))
 
 
@@ -59,44 +58,19 @@ def distances(cells: str, steps: list[tuple[int, int, int, int]]) -> list[int]:
     return away
 
 
-def parse_level(level: str) -> tuple[int, int, str]:
-    """Rows, columns and cells (row by row, in one string) of a level."""
+def parse_level(level: str) -> tuple[str, list[tuple[int, int, int, int]], list[int]]:
+    """The cells of a level (row by row, in one string), their `neighbours` and their `distances`."""
     rows = level.split("\n")
     cells = "".join(rows)
     if len({len(row) for row in rows}) != 1 or not rows[0]:
         raise ValueError(f"frozen_lake: the rows of a level must have equal length: {level!r}")
     if set(cells) - set("PGO_") or cells.count(PLAYER) != 1 or cells.count(GOAL) != 1:
         raise ValueError(f"frozen_lake: a level needs one P and one G, and otherwise only O and _: {level!r}")
-    if distances(cells, neighbours(len(rows), len(rows[0])))[cells.index(PLAYER)] == UNREACHABLE:
+    steps = neighbours(len(rows), len(rows[0]))
+    away = distances(cells, steps)
+    if away[cells.index(PLAYER)] == UNREACHABLE:
         raise ValueError(f"frozen_lake: no safe way from P to G in {level!r}")
-    return len(rows), len(rows[0]), cells
-
-
-def make_level(seed: int, split: str, size: int, holes: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed: P in a corner, G 2 to 2 * size safe moves away."""
-    total = size * size
-    corners = (0, size - 1, total - size, total - 1)
-    steps = neighbours(size, size)
-
-    def propose(rng: random.Random) -> str | None:
-        start, goal = rng.choice(corners), rng.randrange(total)
-        signs = [HOLE if rng.random() < holes else ICE for _ in range(total)]
-        if start == goal:
-            return None
-        signs[start] = PLAYER
-        signs[goal] = GOAL
-        return in_rows(signs, size)
-
-    def accept(level: str) -> bool:
-        cells = level.replace("\n", "")
-        return 2 <= distances(cells, steps)[cells.index(PLAYER)] <= 2 * size
-
-    return draw(seed, split, propose, content, accept, is_taken)
-
-
-def content(level: str) -> str:
-    """The map without the player, equal for rotated and mirrored maps."""
-    return least_form(level.replace(PLAYER, ICE))
+    return cells, steps, away
 
 
 class FrozenLake(Env):
@@ -125,17 +99,35 @@ class FrozenLake(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", size: int = 4, holes: float = 0.25) -> TaskSet:
+        """Levels whose goal is 2 to 2 * size safe moves away from the player, who starts in a corner."""
         check_settings(size, holes)
-        return generated_tasks(
-            "frozen_lake", split, lambda seed, is_taken: make_level(seed, split, size, holes, is_taken), least_form
-        )
+        total = size * size
+        steps = neighbours(size, size)
+
+        def propose(rng: random.Random) -> str | None:
+            """P in a corner, G anywhere."""
+            start, goal = rng.choice((0, size - 1, total - size, total - 1)), rng.randrange(total)
+            signs = [HOLE if rng.random() < holes else ICE for _ in range(total)]
+            if start == goal:
+                return None
+            signs[start], signs[goal] = PLAYER, GOAL
+            return in_rows(signs, size)
+
+        def content(level: str) -> str:
+            """The map without the player, equal for rotated and mirrored maps."""
+            return least_form(level.replace(PLAYER, ICE))
+
+        def accept(level: str) -> bool:
+            cells = level.replace("\n", "")
+            return 2 <= distances(cells, steps)[cells.index(PLAYER)] <= 2 * size
+
+        return generated_tasks("frozen_lake", split, propose, content, accept, identity=least_form)
 
     def init(self, task: Task) -> None:
-        rows, self._columns, cells = parse_level(level_of(task, "frozen_lake"))
-        self._steps = neighbours(rows, self._columns)
-        self._away = distances(cells, self._steps)
-        self._start = cells.index(PLAYER)
-        self._goal = cells.index(GOAL)
+        level = level_of(task, "frozen_lake")
+        cells, self._steps, self._away = parse_level(level)
+        self._columns = level.index("\n") if "\n" in level else len(level)
+        self._start, self._goal = cells.index(PLAYER), cells.index(GOAL)
         self._cells = list(cells.replace(PLAYER, ICE))
         super().init(task)
 
@@ -149,10 +141,10 @@ class FrozenLake(Env):
 
     def step(self, action: Action) -> Step:
         word = read_direction(self.read(action))
-        before = self._at
         if word is None:
             self._invalid += 1
             return self._outcome(f"invalid: {LEGAL}\n{self._seen()}", 0.0)
+        before = self._at
         move = DIRECTIONS.index(word)
         if self.slippery and self._slips.random() < self.slippery:
             move = self._slips.choice(_SIDEWAYS[move])
@@ -187,10 +179,11 @@ class FrozenLake(Env):
         return 0.0 if self._cells[cell] == HOLE else 1 - self._away[cell] / self._away[self._start]
 
     def _seen(self) -> str:
-        return self._grid() if self.view == "map" else self._around()
-
-    def _around(self) -> str:
         columns = self._columns
+        if self.view == "map":
+            cells = self._cells.copy()
+            cells[self._at] = PLAYER
+            return in_rows(cells, columns, " ")
         rows = len(self._cells) // columns
         row, column = divmod(self._at, columns)
 
@@ -199,13 +192,9 @@ class FrozenLake(Env):
             return self._cells[r * columns + c] if 0 <= r < rows and 0 <= c < columns else EDGE
 
         corners = " ".join(cell(*offset) for offset in CORNERS)
-        free = " ".join(word for word, offset in BESIDE.items() if cell(*offset) in (ICE, GOAL))
+        ways = zip(DIRECTIONS, self._steps[self._at], strict=True)
+        free = " ".join(word for word, beside in ways if beside != self._at and self._cells[beside] != HOLE)
         down, right = (a - b for a, b in zip(divmod(self._goal, columns), (row, column), strict=True))
         vertical = f" {'up' if down < 0 else 'down'} {abs(down)}" if down else ""
         sideways = f" {'left' if right < 0 else 'right'} {abs(right)}" if right else ""
         return f"corners {corners}\nopen {free}\ngoal{vertical}{sideways}"
-
-    def _grid(self) -> str:
-        cells = self._cells.copy()
-        cells[self._at] = PLAYER
-        return in_rows(cells, self._columns, " ")

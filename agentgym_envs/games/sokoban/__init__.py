@@ -8,8 +8,7 @@ from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.sokoban.levels import boxoban_levels, check_settings, generated_levels, longest
-from agentgym_envs.games.sokoban.room import drawn, moved, parse_level
-from agentgym_envs.games.sokoban.solver import solve
+from agentgym_envs.games.sokoban.room import drawn, moved, parse_level, solve
 from agentgym_envs.splits import level_of
 
 RULES = (

@@ -8,10 +8,9 @@ from typing import Any
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.datasets import FOLDER_VARIABLE
 from agentgym_envs.games.grid import in_rows, least_form
-from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level
-from agentgym_envs.games.sokoban.solver import solve
+from agentgym_envs.games.sokoban.room import BOX, FLOOR, PLAYER, TARGET, WALL, content, parse_level, solve
 from agentgym_envs.settings import check_choice, check_number
-from agentgym_envs.splits import IsTaken, check_split, draw, generated_tasks, never, split_of
+from agentgym_envs.splits import check_split, generated_tasks, split_of
 
 SHORTEST = 4  # moves; shorter solutions are trivial
 
@@ -29,8 +28,13 @@ def longest(size: int, boxes: int) -> int:
     return (size - 2) * (4 + 2 * boxes)
 
 
-def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_taken: IsTaken = never) -> str:
-    """The level of a seed, whose shortest solution has 4 to `longest` moves."""
+def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
+    """Levels whose shortest solution has 4 to `longest` moves; `metadata["difficulty"]` is its length.
+
+    Test levels are distinct, and no room (walls and targets) is in both splits; rotated or mirrored levels count as
+    equal. Rooms of size 5 have fewer than 1,000 distinct test levels, which then repeat.
+    """
+    check_settings(size, boxes, walls)
     inner = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
 
     def propose(rng: random.Random) -> str | None:
@@ -43,28 +47,16 @@ def make_level(seed: int, split: str, size: int, boxes: int, walls: float, is_ta
             signs[cell] = sign
         return in_rows(signs, size)
 
+    def moves(level: str) -> int:
+        return len(solve(*parse_level(level), limit=2_000) or ())
+
     def accept(level: str) -> bool:
-        plan = solve(*parse_level(level), limit=2_000)
-        return plan is not None and SHORTEST <= len(plan) <= longest(size, boxes)
-
-    return draw(seed, split, propose, content, accept, is_taken)
-
-
-def generated_levels(split: str, size: int, boxes: int, walls: float) -> TaskSet:
-    """Test levels are distinct, and no room (walls and targets) is in both splits; rotated or mirrored levels count as equal.
-
-    Rooms of size 5 have fewer than 1,000 distinct test levels, which then repeat. `metadata["difficulty"]` is the length
-    of the shortest solution.
-    """
-    check_settings(size, boxes, walls)
-
-    def make(seed: int, is_taken: IsTaken) -> str:
-        return make_level(seed, split, size, boxes, walls, is_taken)
+        return SHORTEST <= moves(level) <= longest(size, boxes)
 
     def describe(level: str) -> tuple[None, dict[str, Any]]:
-        return None, {"level": level, "difficulty": len(solve(*parse_level(level), limit=2_000) or ())}
+        return None, {"level": level, "difficulty": moves(level)}
 
-    return generated_tasks("sokoban", split, make, least_form, describe)
+    return generated_tasks("sokoban", split, propose, content, accept, least_form, describe)
 
 
 def boxoban_levels(levels: str, split: str) -> TaskSet:
@@ -84,23 +76,16 @@ def boxoban_levels(levels: str, split: str) -> TaskSet:
         )
     tasks, seen = [], set()
     for file in files:
-        for name, level in _read_levels(file):
+        # Blocks of a line "; name", then the rows, then an empty line.
+        for block in file.read_text(encoding="utf-8").split(";")[1:]:
+            name, *rows = block.rstrip().split("\n")
+            level = "\n".join(rows).replace(" ", FLOOR)
+            try:
+                parse_level(level)
+            except ValueError as error:
+                raise ValueError(f"{file}: level {name.strip()}: {error}") from error
             if split_of(content(level)) == split and (form := least_form(level)) not in seen:
                 seen.add(form)
                 about = {"split": split, "level": level, "difficulty": difficulty}
-                tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name}", metadata=about))
+                tasks.append(Task(f"sokoban-{difficulty}-{file.stem}-{name.strip()}", metadata=about))
     return TaskSet(tasks, name=f"sokoban/{levels}/{split}", source=", ".join(str(file) for file in files))
-
-
-def _read_levels(file: Path) -> list[tuple[str, str]]:
-    """Names and levels of a Boxoban file: a line "; name", then the rows, then an empty line."""
-    found = []
-    for block in file.read_text(encoding="utf-8").split(";")[1:]:
-        name, *rows = block.rstrip().split("\n")
-        level = "\n".join(rows).replace(" ", FLOOR)
-        try:
-            parse_level(level)
-        except ValueError as error:
-            raise ValueError(f"{file}: level {name.strip()}: {error}") from error
-        found.append((name.strip(), level))
-    return found

@@ -1,12 +1,18 @@
-"""A Sokoban room: its text form, and moves in it.
+"""A Sokoban room: its text form, moves in it, and a solver.
 
 Signs: # wall, _ or space floor, . target, $ box, * box on a target, @ player, + player on a target.
 """
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
 
-from agentgym_envs.games.grid import in_rows, least_form
+from agentgym_envs.games.grid import DIRECTIONS, in_rows, least_form
 
+NEVER = 1_000_000
+Position = tuple[int, frozenset[int]]  # the player's cell and the boxes' cells
 WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 
@@ -69,3 +75,131 @@ def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
         signs[cell] = BOX_HOME if cell in room.targets else BOX
     signs[player] = PLAYER_HOME if player in room.targets else PLAYER
     return in_rows(signs, room.columns, " ")
+
+
+# ---- the solver
+
+
+@lru_cache(maxsize=64)
+def push_distances(room: Room) -> tuple[tuple[int, ...], ...]:
+    """For each target, the fewest pushes from each cell to it in an otherwise empty room; `NEVER` if impossible."""
+    tables = []
+    for target in sorted(room.targets):
+        table = [NEVER] * len(room.walls)
+        table[target] = 0
+        frontier = [target]
+        for cell in frontier:  # grows while it is read: breadth first, pulling the box away from the target
+            for step in room.steps:
+                source = cell - step
+                if room.walls[source] or room.walls[source - step] or table[source] != NEVER:
+                    continue
+                table[source] = table[cell] + 1
+                frontier.append(source)
+        tables.append(tuple(table))
+    return tuple(tables)
+
+
+def _bound(boxes: frozenset[int], tables: tuple[tuple[int, ...], ...]) -> int:
+    """Lower bound of the pushes that bring every box home; at least `NEVER` if impossible."""
+    if len(boxes) == 1:
+        return tables[0][next(iter(boxes))]
+    if len(boxes) <= 4:
+        return min(sum(table[box] for table, box in zip(tables, order, strict=True)) for order in permutations(boxes))
+    return sum(min(table[box] for table in tables) for box in boxes)
+
+
+def _walk(room: Room, player: int, boxes: frozenset[int]) -> dict[int, int]:
+    """Steps from the player to each reachable cell."""
+    walls, steps = room.walls, room.steps
+    far = {player: 0}
+    frontier = [player]
+    for cell in frontier:
+        for step in steps:
+            beside = cell + step
+            if beside not in far and not walls[beside] and beside not in boxes:
+                far[beside] = far[cell] + 1
+                frontier.append(beside)
+    return far
+
+
+def _wedged(room: Room, boxes: frozenset[int], pushed: int) -> bool:
+    """True if the pushed box is in a 2 x 2 block of walls and boxes with a box off its target: a dead end."""
+    walls, targets, columns = room.walls, room.targets, room.columns
+    for corner in (pushed, pushed - 1, pushed - columns, pushed - columns - 1):
+        block = (corner, corner + 1, corner + columns, corner + columns + 1)
+        if all(walls[cell] or cell in boxes for cell in block) and any(
+            cell in boxes and cell not in targets for cell in block
+        ):
+            return True
+    return False
+
+
+def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[int, int, int, frozenset[int]]]:
+    """Reachable pushes that are no immediate dead end: walked steps, box's cell, direction, boxes after."""
+    far = _walk(room, player, boxes)
+    walls, steps = room.walls, room.steps
+    for box in sorted(boxes):
+        for direction, step in enumerate(steps):
+            walked = far.get(box - step)
+            beyond = box + step
+            if walked is None or walls[beyond] or beyond in boxes:
+                continue
+            after = (boxes - {box}) | {beyond}
+            if not _wedged(room, after, beyond):
+                yield walked, box, direction, after
+
+
+def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1) -> list[str] | None:
+    """Directions that bring every box onto a target; None if no plan was found.
+
+    An A* search over pushes, with the number of moves as cost. The heuristic is the cheapest assignment of boxes to
+    targets, each box alone in the room. It never exceeds the true cost.
+
+    Args:
+        limit: positions to expand before giving up.
+        weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
+    """
+    tables = push_distances(room)
+    start: Position = (player, boxes)
+    bounds: dict[frozenset[int], int] = {boxes: _bound(boxes, tables)}
+    if bounds[boxes] >= NEVER:
+        return None
+    cost = {start: 0}
+    came: dict[Position, tuple[Position, int]] = {}
+    # The heap orders by estimate, then by age: sets cannot be ordered.
+    heap: list[tuple[int, int, int, Position]] = [(weight * bounds[boxes], 0, 0, start)]
+    age = opened = 0
+    while heap and opened < limit:
+        _, _, spent, position = heapq.heappop(heap)
+        if spent > cost[position]:
+            continue
+        if position[1] == room.targets:
+            return _moves(room, came, start, position)
+        opened += 1
+        for walked, box, direction, after in _pushes(room, *position):
+            if after not in bounds:
+                bounds[after] = _bound(after, tables)
+            total, reached = spent + walked + 1, (box, after)
+            if bounds[after] < NEVER and total < cost.get(reached, NEVER):
+                cost[reached] = total
+                came[reached] = (position, direction)
+                age += 1
+                heapq.heappush(heap, (total + weight * bounds[after], age, total, reached))
+    return None
+
+
+def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
+    pushes: list[tuple[Position, int, int]] = []
+    while end != start:
+        before, direction = came[end]
+        pushes.append((before, end[0], direction))
+        end = before
+    words: list[str] = []
+    for (player, boxes), box, direction in reversed(pushes):
+        far = _walk(room, player, boxes)
+        cell, way = box - room.steps[direction], [direction]
+        while cell != player:
+            way.append(next(d for d, step in enumerate(room.steps) if far.get(cell - step) == far[cell] - 1))
+            cell -= room.steps[way[-1]]
+        words += [DIRECTIONS[d] for d in reversed(way)]
+    return words

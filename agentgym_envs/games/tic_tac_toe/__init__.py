@@ -16,7 +16,7 @@ from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import in_rows, orders
 from agentgym_envs.settings import check_choice
-from agentgym_envs.splits import IsTaken, draw, generated_tasks, level_of, never
+from agentgym_envs.splits import generated_tasks, level_of
 
 AGENT, OPPONENT, FREE = "XO_"
 EMPTY = FREE * 9
@@ -24,6 +24,7 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 OPPONENTS = {"random": 0.0, "minimax": 1.0, "mix": 0.5}  # chance of each move to be chosen with care
 PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, edges
 RULES = "Tic-tac-toe: you are X, the opponent is O. Three in a row wins. Answer with the number of a free cell."
+_OPPONENT = re.compile("([XO]) ([1-9]{9}) ([01]{5})")
 _CELL = re.compile(r"\b[1-9]\b")
 _ENDINGS = {AGENT: ("You win.", 1.0), OPPONENT: ("You lose.", 0.0), None: ("Draw.", 0.5)}
 
@@ -59,31 +60,14 @@ def value(board: str, mover: str) -> int:
 
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
     other = OPPONENT if mover == AGENT else AGENT
-    best = value(board, mover)
-    return next(c for c in order if board[c - 1] == FREE and -value(placed(board, c, mover), other) == best)
+    return min((c for c in order if board[c - 1] == FREE), key=lambda c: value(placed(board, c, mover), other))
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
-    parts = level.split(" ")
-    if (
-        len(parts) != 3
-        or parts[0] not in (AGENT, OPPONENT)
-        or sorted(parts[1]) != list("123456789")
-        or len(parts[2]) != 5
-        or set(parts[2]) - set("01")
-    ):
+    found = _OPPONENT.fullmatch(level)
+    if found is None or len(set(found[2])) < 9:
         raise ValueError(f'tic_tac_toe: a level is like "O 381952476 01101" (starter, order, care), not {level!r}')
-    return parts[0], tuple(int(digit) for digit in parts[1]), tuple(digit == "1" for digit in parts[2])
-
-
-def make_opponent(seed: int, split: str, opponent: str, is_taken: IsTaken = never) -> str:
-    care = OPPONENTS[opponent]
-
-    def propose(rng: random.Random) -> str:
-        order = "".join(rng.sample("123456789", 9))
-        return f"{rng.choice('XO')} {order} {''.join(str(int(rng.random() < care)) for _ in range(5))}"
-
-    return draw(seed, split, propose, content, is_taken=is_taken)
+    return found[1], tuple(map(int, found[2])), tuple(digit == "1" for digit in found[3])
 
 
 def content(level: str) -> str:
@@ -114,9 +98,13 @@ class TicTacToe(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", opponent: str = "random") -> TaskSet:
         check_choice("tic_tac_toe: opponent", opponent, OPPONENTS)
-        return generated_tasks(
-            "tic_tac_toe", split, lambda seed, is_taken: make_opponent(seed, split, opponent, is_taken), content
-        )
+
+        def propose(rng: random.Random) -> str:
+            order = "".join(rng.sample("123456789", 9))
+            starter = rng.choice("XO")
+            return f"{starter} {order} {''.join(str(int(rng.random() < OPPONENTS[opponent])) for _ in range(5))}"
+
+        return generated_tasks("tic_tac_toe", split, propose, content)
 
     def init(self, task: Task) -> None:
         self._starter, self._order, self._care = parse_opponent(level_of(task, "tic_tac_toe"))
@@ -143,9 +131,8 @@ class TicTacToe(Env):
             self._answer()
         if not self._over():
             return self._outcome(self._grid(), 0.0, False, False)
-        champion = winner(self._board)
-        text, reward = _ENDINGS[champion]
-        return self._outcome(text, reward, True, champion != OPPONENT)
+        text, reward = _ENDINGS[winner(self._board)]
+        return self._outcome(text, reward, True, reward > 0)
 
     def expert_action(self) -> str:
         """A perfect move that wins soonest; ties by centre, corners, edges. Never loses."""
@@ -155,8 +142,7 @@ class TicTacToe(Env):
         return str(rng.choice(free_cells(self._board)))
 
     def _answer(self) -> None:
-        careful = self._care[self._board.count(OPPONENT)]
-        if careful:
+        if self._care[self._board.count(OPPONENT)]:
             cell = best_cell(self._board, OPPONENT, self._order)
         else:
             cell = next(cell for cell in self._order if self._board[cell - 1] == FREE)

@@ -16,7 +16,6 @@ from agentgym_envs.settings import check_choice
 from agentgym_envs.splits import check_split, split_of
 
 HIT, NEAR, MISS = "GYX"
-_WORD = re.compile(r"[a-z]{5}")
 History = tuple[tuple[str, str], ...]
 LEGAL = "answer with one word of five letters a-z"
 _FIVE = re.compile(r"\b[a-z]{5}\b")
@@ -26,7 +25,7 @@ _TAGGED = re.compile(r"<(?:guess|answer)>([^<]*)")
 @lru_cache(maxsize=4)
 def _read(path: Path) -> tuple[str, ...]:
     words = tuple(sorted(set(path.read_text(encoding="utf-8").split())))
-    wrong = [word for word in words if not _WORD.fullmatch(word)]
+    wrong = [word for word in words if not _FIVE.fullmatch(word)]
     if wrong or not words:
         what = f"{wrong[0]!r} is not a word of five letters a-z" if wrong else "it is empty"
         raise ValueError(f"wordle: {path}: {what}")

@@ -3,11 +3,11 @@
 A round's text is its sorted numbers and its target, "3 5 8 -> 24". Its hash decides the round's split.
 """
 
+import itertools
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +17,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import spoken
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, numbers_of, parse, written
 from agentgym_envs.settings import check_number
-from agentgym_envs.splits import IsTaken, draw, generated_tasks
+from agentgym_envs.splits import generated_tasks
 
 FEWEST, MOST = 2, 5  # numbers in a round; the exhaustive solver takes a second for five
 Term = tuple[Fraction, str]
@@ -25,32 +25,20 @@ OPERATORS = frozenset("+-*/")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Difficulty:
-    min_count: int = 3
-    max_count: int = 4
-    max_number: int = 20
-    max_target: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("min_count", "max_count"):
-            check_number(f"countdown: {name}", getattr(self, name), FEWEST, MOST, whole=True)
-        for name in ("max_number", "max_target"):
-            check_number(f"countdown: {name}", getattr(self, name), 10, 1000, whole=True)
-        if self.min_count > self.max_count:
-            raise ValueError(f"countdown: min_count {self.min_count} is above max_count {self.max_count}")
-
-
-def parse_round(text: str) -> tuple[list[int], int]:
-    numbers, _, target = text.partition(" -> ")
-    return [int(n) for n in numbers.split()], int(target)
+def check_settings(min_count: int, max_count: int, max_number: int, max_target: int) -> None:
+    check_number("countdown: min_count", min_count, FEWEST, MOST, whole=True)
+    check_number("countdown: max_count", max_count, FEWEST, MOST, whole=True)
+    check_number("countdown: max_number", max_number, 10, 1000, whole=True)
+    check_number("countdown: max_target", max_target, 10, 1000, whole=True)
+    if min_count > max_count:
+        raise ValueError(f"countdown: min_count {min_count} is above max_count {max_count}")
 
 
 def solve(numbers: Sequence[int], target: int) -> str | None:
     """An expression of some of the numbers, each used at most once, that equals the target; None if there is none."""
     for amount in range(1, len(numbers) + 1):  # few numbers first: short expressions are found first
-        for start in _choices([(Fraction(n), str(n)) for n in numbers], amount):
-            found = _search(start, Fraction(target))
+        for start in itertools.combinations([(Fraction(n), str(n)) for n in numbers], amount):
+            found = _search(list(start), Fraction(target))
             if found is not None:
                 return found[1:-1] if found.startswith("(") else found
     return None
@@ -65,40 +53,15 @@ def random_expression(numbers: Sequence[int], rng: random.Random) -> str:
     return parts[0][1:-1]
 
 
-def _propose(rng: random.Random, difficulty: Difficulty) -> str | None:
-    """A round whose target is the value of an expression of all its numbers; None if the draw failed."""
-    count = rng.randint(difficulty.min_count, difficulty.max_count)
-    numbers = [rng.randint(1, difficulty.max_number) for _ in range(count)]
-    values = [Fraction(n) for n in numbers]
-    while len(values) > 1:
-        left, right = values.pop(rng.randrange(len(values))), values.pop(rng.randrange(len(values)))
-        options = [value for value, _ in _combinations((left, ""), (right, ""))]
-        values.append(rng.choice(options))
-    target = values[0]
-    if target.denominator != 1 or not 1 <= target <= difficulty.max_target or target in numbers:
-        return None
-    return f"{' '.join(str(n) for n in sorted(numbers))} -> {target}"
-
-
-def _choices(terms: list[Term], amount: int) -> Iterator[list[Term]]:
-    if amount == 0:
-        yield []
-        return
-    for i in range(len(terms) - amount + 1):
-        for rest in _choices(terms[i + 1 :], amount - 1):
-            yield [terms[i], *rest]
-
-
 def _search(terms: list[Term], target: Fraction) -> str | None:
     if len(terms) == 1:
         return terms[0][1] if terms[0][0] == target else None
-    for i, one in enumerate(terms):
-        for j in range(i + 1, len(terms)):
-            rest = terms[:i] + terms[i + 1 : j] + terms[j + 1 :]
-            for made in _combinations(one, terms[j]):
-                found = _search([*rest, made], target)
-                if found is not None:
-                    return found
+    for i, j in itertools.combinations(range(len(terms)), 2):
+        rest = terms[:i] + terms[i + 1 : j] + terms[j + 1 :]
+        for made in _combinations(terms[i], terms[j]):
+            found = _search([*rest, made], target)
+            if found is not None:
+                return found
     return None
 
 
@@ -129,9 +92,9 @@ class Countdown(Env):
         max_turns: int | None = None,
         render_mode: str | None = None,
     ):
-        settings = Difficulty(min_count, max_count, max_number, max_target)
+        check_settings(min_count, max_count, max_number, max_target)
         if tasks is None:
-            tasks = self.default_tasks("train", **vars(settings))
+            tasks = self.default_tasks("train", min_count, max_count, max_number, max_target)
         super().__init__(tasks, max_turns, render_mode)
 
     @classmethod
@@ -139,16 +102,26 @@ class Countdown(Env):
         cls, split: str = "train", min_count: int = 3, max_count: int = 4, max_number: int = 20, max_target: int = 100
     ) -> TaskSet:
         """Rounds drawn by seed. Train and test share no round, whatever the settings; test rounds are distinct."""
-        settings = Difficulty(min_count, max_count, max_number, max_target)
+        check_settings(min_count, max_count, max_number, max_target)
+
+        def propose(rng: random.Random) -> str | None:
+            """A round whose target is the value of an expression of all its numbers; None if the draw failed."""
+            numbers = [rng.randint(1, max_number) for _ in range(rng.randint(min_count, max_count))]
+            values = [Fraction(n) for n in numbers]
+            while len(values) > 1:
+                left, right = values.pop(rng.randrange(len(values))), values.pop(rng.randrange(len(values)))
+                values.append(rng.choice([value for value, _ in _combinations((left, ""), (right, ""))]))
+            target = values[0]
+            if target.denominator != 1 or not 1 <= target <= max_target or target in numbers:
+                return None
+            return f"{' '.join(str(n) for n in sorted(numbers))} -> {target}"
 
         def describe(text: str) -> tuple[int, dict[str, Any]]:
-            numbers, target = parse_round(text)
-            return target, {"numbers": numbers, "difficulty": len(numbers)}
+            given, _, target = text.partition(" -> ")
+            numbers = [int(n) for n in given.split()]
+            return int(target), {"numbers": numbers, "difficulty": len(numbers)}
 
-        def make(seed: int, is_taken: IsTaken) -> str:
-            return draw(seed, split, lambda rng: _propose(rng, settings), content=str, is_taken=is_taken)
-
-        return generated_tasks("countdown", split, make, str, describe)
+        return generated_tasks("countdown", split, propose, str, describe=describe)
 
     def init(self, task: Task) -> None:
         numbers = task.metadata.get("numbers")
@@ -175,9 +148,11 @@ class Countdown(Env):
 
     def step(self, action: Action) -> Step:
         """Judge an expression. `info`: `success`, and `value` (text) if the expression has one."""
-        text = self.read(action)
+        text = spoken(self.read(action))
         numbers, target = self._round()
-        expression = _expression_in(text)
+        tagged = _TAGGED.findall(text)
+        lines = [line for line in text.splitlines() if line.strip()]
+        expression = (tagged or lines or [""])[-1].partition("=")[0].strip()
         try:
             value = _value_of(expression, numbers)
         except ArithmeticProblem as problem:
@@ -203,14 +178,6 @@ class Countdown(Env):
     def _attempts(self) -> str:
         left = self.max_turns - self.turn
         return f" {left} attempt{'s' * (left > 1)} left." if left else ""
-
-
-def _expression_in(text: str) -> str:
-    text = spoken(text)
-    tagged = _TAGGED.findall(text)
-    lines = [line for line in text.splitlines() if line.strip()]
-    expression = tagged[-1] if tagged else lines[-1] if lines else ""
-    return expression.partition("=")[0].strip()
 
 
 def _value_of(expression: str, numbers: list[int]) -> Fraction:

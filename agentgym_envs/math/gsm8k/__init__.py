@@ -7,7 +7,7 @@ from agentgym.core.messages import Action
 from agentgym.core.tasks import TaskSet
 from agentgym_envs.math.answers import final_answer, hashes_answer, number_of
 from agentgym_envs.math.arithmetic import written
-from agentgym_envs.math.problem_env import ProblemEnv
+from agentgym_envs.math.word_problems import ProblemEnv
 
 
 class GSM8K(ProblemEnv):

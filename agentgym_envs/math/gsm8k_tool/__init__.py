@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 from agentgym.tools.text_forms import call_text
 from agentgym.tools.toolset import ToolError, ToolSet, tool
 from agentgym_envs.math.arithmetic import ArithmeticProblem, compute, parse, written
-from agentgym_envs.math.problem_env import ToolProblemEnv
-from agentgym_envs.math.word_problems import calculations_of
+from agentgym_envs.math.word_problems import ToolProblemEnv, calculations_of
 
 
 @tool

@@ -14,8 +14,7 @@ from agentgym.tools.text_forms import FinalAnswer, answer_in
 from agentgym_envs.data_sets import MATH_PARTS
 from agentgym_envs.math.python_env import PythonEnv
 from agentgym_envs.math.symbolic import require_mpmath, same_answer
-from agentgym_envs.own_tasks import own_tasks
-from agentgym_envs.splits import check_split
+from agentgym_envs.splits import check_split, own_tasks
 
 
 class MathPython(PythonEnv):
@@ -72,11 +71,8 @@ and wait for what it prints. Variables are kept from block to block. When you ar
 
 
 def own_problems(split: str) -> TaskSet:
-    def make(record: dict[str, Any], id: str) -> Task:
-        return task_of(record, id, split)
-
-    source = "the project's own problems"
-    return own_tasks("agentgym_envs.math.math_python", "problems.jsonl", split, make, name="math", source=source)
+    package, source = "agentgym_envs.math.math_python", "the project's own problems"
+    return own_tasks(package, "problems.jsonl", split, lambda r, id: task_of(r, id, split), name="math", source=source)
 
 
 def task_of(record: dict[str, Any], id: str, split: str) -> Task:
@@ -87,11 +83,11 @@ def task_of(record: dict[str, Any], id: str, split: str) -> Task:
         answer = stated.text if stated else ""
     if not answer:
         raise ValueError(f"{id}: no answer, and none in \\boxed{{}} in the solution")
-    kept = {key: record[key] for key in ("level", "program", "solution") if record.get(key)}
     subject = record.get("subject") or record.get("type") or ""
-    labels: dict[str, Any] = {"tags": [subject]} if subject else {}
-    level = re.fullmatch(r"(?:Level )?(\d+)", str(record.get("level", "")))
-    if level:
-        labels["difficulty"] = int(level[1])
-    metadata = {"split": split, "subject": subject, **kept, **labels}
+    metadata = {"split": split, "subject": subject}
+    metadata |= {key: record[key] for key in ("level", "program", "solution") if record.get(key)}
+    if subject:
+        metadata["tags"] = [subject]
+    if level := re.fullmatch(r"(?:Level )?(\d+)", str(record.get("level", ""))):
+        metadata["difficulty"] = int(level[1])
     return Task(id, (user(record["problem"]),), str(answer), metadata=metadata)
