@@ -22,7 +22,7 @@ _ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite'
 Words = dict[str, str]  # each with a description, or ""
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_completion(commands: argparse._SubParsersAction) -> None:
     completion = commands.add_parser(
         "completion",
         help="a script that makes a shell complete commands, options, environments and runs",

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
-from agentgym.cli.output import print_json, print_table
+from agentgym.cli.output import print_json, print_rows
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 
@@ -34,7 +34,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Row:
+class Listed:
     """An environment, or an adapter, whose id ends in `:NAME`. `example` is an id of it to try."""
 
     id: str
@@ -45,7 +45,7 @@ class Row:
     example: str
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_list(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list environments and their requirements")
     server = "list those of a server, http://HOST:PORT (default: this machine's)"
     listing.add_argument("server", nargs="?", metavar="URL", help=server)
@@ -63,17 +63,21 @@ def _list(args: argparse.Namespace) -> int:
     if unknown := [tag for tag in args.tag if tag not in tags]:
         raise UsageError(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
     rows = [
-        Row(spec.id, "environment", spec.description, spec.tags, [_need(need) for need in spec.needs], spec.id)
+        Listed(spec.id, "environment", spec.description, spec.tags, [_need(need) for need in spec.needs], spec.id)
         for _, spec in sorted(registry.items())
         if set(args.tag) <= set(spec.tags)
     ]
     for prefix, adapter in sorted(adapters.items()) if not args.tag else ():
         needs = [_package(adapter.install)]
-        rows.append(Row(f"{prefix}:NAME", "adapter", adapter.description, (), needs, f"{prefix}:{adapter.example}"))
+        rows.append(Listed(f"{prefix}:NAME", "adapter", adapter.description, (), needs, f"{prefix}:{adapter.example}"))
     if args.json:
         print_json([asdict(row) for row in rows])
-    else:
-        _print(rows)
+        return 0
+    told = []
+    for row in rows:
+        description = row.description if row.kind == "environment" else f"{row.description}, as {row.example}"
+        told.append((row.id, description, ", ".join(row.tags), "; ".join(map(str, row.needs))))
+    print_rows(("id", "description", "tags", "needs"), told, no_wrap=True)
     return 0
 
 
@@ -87,27 +91,13 @@ def _list_served(args: argparse.Namespace) -> int:
     if args.json:
         print_json(records)
         return 0
-    from rich.table import Table
-
-    table = Table("id", "description", "tasks", "made with", box=None, pad_edge=False)
-    table.columns[0].overflow = "fold"
+    rows = []
     for env in records:
         tasks = ", ".join(f"{split} {told['size']:,}" for split, told in (env.get("splits") or {}).items())
         made_with = ", ".join(f"{name}={value!r}" for name, value in (env.get("kwargs") or {}).items())
-        table.add_row(f"{address.servers[0]}/{env['id']}", str(env.get("description", "")), tasks, made_with)
-    print_table(table)
+        rows.append((f"{address.servers[0]}/{env['id']}", str(env.get("description", "")), tasks, made_with))
+    print_rows(("id", "description", "tasks", "made with"), rows, overflow="fold")
     return 0
-
-
-def _print(rows: list[Row]) -> None:
-    from rich.table import Table
-
-    table = Table("id", "description", "tags", "needs", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        description = row.description if row.kind == "environment" else f"{row.description}, as {row.example}"
-        table.add_row(row.id, description, ", ".join(row.tags), "; ".join(map(str, row.needs)))
-    print_table(table)
 
 
 def _package(requirement: str) -> Need:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentgym.storage.files import json_text
@@ -44,3 +44,16 @@ def print_table(table: RenderableType) -> None:
 
     width = None if sys.stdout.isatty() else _WIDE
     Output(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False, **first: Any) -> None:
+    """Rows as a table. With `numbers`, all columns but the first hold numbers; `first` are settings of the first one."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        settings = first if place == 0 else {"justify": "right"} if numbers else {}
+        table.add_column(column, **settings)
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)

@@ -1,6 +1,5 @@
-"""The parser of the command `agentgym`: a command is a module of `agentgym.cli` with `add(commands)`.
-
-`add` adds the command's parser and sets `run=function(args) -> exit code`; `args.words` is the whole command line.
+"""The parser of the command `agentgym`. The module of a command has `add_COMMAND(commands)`, which adds the command's parser and
+sets `run=function(args) -> exit code`; `args.words` is the whole command line.
 """
 
 import argparse
@@ -12,15 +11,14 @@ from typing import Any, NoReturn
 
 from agentgym.core.usage_error import instead, nearest
 
-# By use, as `agentgym --help` shows them.
+# By use, as `agentgym --help` shows them: each command and its module of `agentgym.cli`.
 COMMANDS = {
-    "evaluate": ["eval", "compare", "rescore", "play"],
-    "look": ["view", "list"],
-    "serve": ["serve"],
-    "write environments": ["init", "check", "validate", "export"],
-    "this machine": ["doctor", "sandbox", "data", "completion"],
+    "evaluate": {"eval": "evaluate", "compare": "runs", "rescore": "runs", "play": "play"},
+    "look": {"view": "runs", "list": "list_envs"},
+    "serve": {"serve": "serve"},
+    "write environments": dict.fromkeys(("init", "check", "validate", "export"), "authoring"),
+    "this machine": {"doctor": "machine", "sandbox": "machine", "data": "machine", "completion": "completion"},
 }
-_MODULES = {"eval": "evaluate", "list": "list_envs"}  # the others have the name of their command
 _WIDTH = 12  # of the column of commands
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _EXIT_CODES = """exit codes:
@@ -101,9 +99,9 @@ def command_line(words: Sequence[str] = ()) -> Parser:
     wanted = words[:1] if words and words[0] in known else known
     for use, names in COMMANDS.items():
         before = len(commands._choices_actions)
-        for name in names:
+        for name, module in names.items():
             if name in wanted:
-                importlib.import_module(f"agentgym.cli.{_MODULES.get(name, name)}").add(commands)
+                getattr(importlib.import_module(f"agentgym.cli.{module}"), f"add_{name}")(commands)
         lines = [f"  {action.dest:<{_WIDTH}}{action.help}" for action in commands._choices_actions[before:]]
         groups.append("\n".join([f"{use}:", *lines]))
     whole.epilog = "\n\n".join([*groups, _EXIT_CODES])

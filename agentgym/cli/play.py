@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -35,7 +34,7 @@ _ABOUT = """A line that you type is your answer; /help shows what else you can t
 the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 it failed, 2 your mistake, 130 Ctrl-C."""
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_play(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
     command.add_argument("env", metavar="ENV", help=ENVS)
     add = command.add_argument
@@ -63,8 +62,7 @@ def _play(args: argparse.Namespace) -> int:
     from agentgym.cli.terminal_text import Screen
 
     agent = _agent(args)
-    found = spec_of(args.env)
-    found = replace(found, kwargs={**found.kwargs, **args.kwargs})
+    found = spec_of(args.env, args.kwargs)
     seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
     with usage_errors(ValueError, TypeError, ImportError, OSError):

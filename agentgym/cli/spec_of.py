@@ -8,6 +8,8 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +32,8 @@ def find_modules(run: Path | None = None) -> None:
     sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
 
 
-def spec_of(id: str) -> EnvSpec:
-    """The spec of an environment named by the user, its class imported. Raises UsageError."""
+def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
+    """The spec of an environment named by the user, `kwargs` over its own, its class imported. Raises UsageError."""
     from agentgym.core.registration import UnknownEnvError, spec
 
     find_modules()
@@ -39,7 +41,7 @@ def spec_of(id: str) -> EnvSpec:
         with usage_errors(ImportError, TypeError):
             found = spec(_in_file(id) if ".py" in id else id)
             found.load()
-            return found
+            return replace(found, kwargs={**found.kwargs, **kwargs}) if kwargs else found
     except UnknownEnvError as error:
         raise UsageError(f"{error}{_not_installed(id)}") from error
     except SyntaxError as error:

@@ -79,7 +79,7 @@ def test_help_groups_the_commands_by_use(capsys):
     text = capsys.readouterr().out
     for use, names in COMMANDS.items():
         block = re.search(rf"^{use}:\n((?:  .+\n)+)", text, re.MULTILINE)[1]
-        assert [line.split()[0] for line in block.splitlines()] == names
+        assert [line.split()[0] for line in block.splitlines()] == list(names)
     assert re.findall(r"^  (\d+) ", text, re.MULTILINE) == ["0", "1", "2", "3", "130"]
     assert "uploaded" in text
 

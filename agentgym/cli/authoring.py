@@ -1,0 +1,220 @@
+"""The commands that write environments: init, check, validate, export."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import math
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.cli.output import print_json, print_rows
+from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.core.usage_error import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentgym.checks.findings import Finding
+    from agentgym.checks.validate import Validation
+    from agentgym.core.registration import EnvSpec
+
+_GRACE = 15.0  # seconds, past the timeout, of an interpreter that a call does not let go of
+
+
+def add_init(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("init", help="create a new environment as an installable package")
+    add = command.add_argument
+    add("name", metavar="NAME", help="name of the package and the environment, such as my_env")
+    add("--dir", type=Path, default=Path("."), metavar="DIR", help="parent of the new folder NAME (default: here)")
+    kind = command.add_mutually_exclusive_group()
+    for name, verb in (("tools", "calls tools"), ("sandbox", "runs commands in a sandbox")):
+        about = f"create an environment whose agent {verb}"
+        kind.add_argument(f"--{name}", action="store_const", dest="kind", const=name, default="plain", help=about)
+    add("--json", action="store_true", help="print the written files as JSON")
+    command.set_defaults(run=_init)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from agentgym.scaffold import scaffold
+
+    try:
+        with usage_errors(ValueError):
+            root, files = scaffold(args.name, args.dir, args.kind)
+    except OSError as error:
+        raise UsageError(f"{args.dir / args.name}: cannot be made ({error.strerror or error})") from error
+    if args.json:
+        print_json({"folder": str(root), "files": [str(file.relative_to(root)) for file in files]})
+        return 0
+    for file in files:
+        print(file)
+    print(f"\nNext:\n  cd {root}\n  pip install -e '.[dev]'")
+    for words in (f"check {args.name}", f"validate {args.name}", f"eval {args.name} --policy expert"):
+        print(f"  agentgym {words}")
+    print("  python -m pytest")
+    return 0
+
+
+def add_check(commands: argparse._SubParsersAction) -> None:
+    check = commands.add_parser("check", help="check environments before publishing them")
+    check.add_argument("envs", nargs="+", metavar="ENV", help=ENVS)
+    timeout = "seconds that one call may take (default: 30)"
+    check.add_argument("--timeout", type=float, default=30.0, metavar="S", help=timeout)
+    check.add_argument("--json", action="store_true", help="the findings as JSON")
+    check.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    if not 0 < args.timeout < math.inf:
+        raise UsageError(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
+    code, rows = 0, []
+    for spec in [spec_of(id) for id in args.envs]:
+        started = time.perf_counter()
+        found, error = _examined(spec, args.timeout)
+        seconds = time.perf_counter() - started
+        ok = not error and all(finding.state != "problem" for finding in found)
+        row = {"id": spec.id, "ok": ok, "seconds": round(seconds, 2), "checks": [asdict(finding) for finding in found]}
+        if error:
+            print(f"agentgym check: {spec.id}: {error}", file=sys.stderr)
+            row["error"] = error
+        elif not args.json:
+            _print_findings(spec.id, found, seconds)
+        rows.append(row)
+        code = max(code, 2 if error else int(not ok))
+    if args.json:
+        print_json(rows)
+    return code
+
+
+def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
+    """The findings, and the user's mistake if the environment cannot be examined here: a missing package, a wrong name."""
+    from agentgym.checks.check_env import examine
+    from agentgym.checks.findings import Finding
+    from agentgym.core.registration import UnknownEnvError
+    from agentgym.service.client.address import Unavailable
+
+    # A call may hold the interpreter (a regular expression that never ends does), so that no thread here could say so.
+    # Then faulthandler, which needs no interpreter, shows where it is and ends this process with exit code 1.
+    on_beat = partial(faulthandler.dump_traceback_later, timeout + _GRACE, exit=True, file=2)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the environment prints is no part of the result
+            return examine(spec, timeout=timeout, on_beat=on_beat), ""
+    except (ImportError, UnknownEnvError, Unavailable) as error:  # what others have, or it needs, is only seen here
+        return [], str(error)
+    except (TypeError, ValueError) as error:
+        return [Finding("spec", "problem", f"cannot be made: {error}")], ""
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _print_findings(title: str, found: Sequence[Finding], seconds: float) -> None:
+    count = {state: sum(finding.state == state for finding in found) for state in ("problem", "note")}
+    parts = [f"{n} {state}{'s' if n > 1 else ''}" for state, n in count.items() if n]
+    verdict = ", ".join(parts if count["problem"] else ["ok", *parts])
+    checks = len({finding.check for finding in found})
+    print(f"{title}: {verdict} ({checks} check{'s' if checks > 1 else ''} in {seconds:.1f} s)")
+    width = max((len(finding.check) for finding in found), default=0)
+    for finding in found:
+        print(f"  {finding.state:<8}{finding.check:<{width}}  {finding}".rstrip())
+    sys.stdout.flush()
+
+
+def add_validate(commands: argparse._SubParsersAction) -> None:
+    about = "validate environments: gold, null and random policies, replays, splits"
+    command = commands.add_parser("validate", help=about)
+    add = command.add_argument
+    add("envs", nargs="+", metavar="ENV", help=ENVS)
+    add("--split", default="test", help="split to play (default: test)")
+    add("-n", "--n", type=int, default=50, help="number of tasks (default: 50)")
+    add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
+    floor = "successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)"
+    add("--floor", type=float, metavar="SHARE", help=floor)
+    add_kwargs(command, "keyword arguments of the environments")
+    add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
+    add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
+    add("--json", action="store_true", help="scores and findings as JSON")
+    command.set_defaults(run=_validate)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from agentgym.checks.validate import validate
+    from agentgym.rollout.episode import Limits
+    from agentgym.sandbox import SandboxError
+
+    if args.floor is not None and not 0 <= args.floor <= 1:
+        raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
+    settings = {name: getattr(args, name) for name in ("split", "n", "seed", "floor", "concurrency")}
+    results = []
+    for spec in [spec_of(id, args.kwargs) for id in args.envs]:
+
+        def say(text: str, id: str = spec.id) -> None:
+            print(f"{id}: {text}", file=sys.stderr, flush=True)
+
+        with usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError):
+            limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
+            with contextlib.redirect_stdout(sys.stderr):
+                result = asyncio.run(validate(spec, limits=limits, say=say, **settings))
+        results.append(result)
+        if not args.json:
+            _print_scores(result)
+    if args.json:
+        print_json([result.to_json() for result in results])
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _print_scores(result: Validation) -> None:
+    _print_findings(f"{result.env}/{result.split}", result.findings, result.seconds)
+    rows = []
+    for s in result.scores:
+        numbers = ["-"] * 6
+        if s.success is not None and s.success_low is not None and s.success_high is not None:
+            numbers = [f"{value:.3f}" for value in (s.reward, s.reward_min, s.reward_max) if value is not None]
+            interval = f"{100 * s.success_low:.1f}-{100 * s.success_high:.1f}"
+            numbers += [f"{s.success:.1%}", interval, f"{s.turns:.1f}"]
+        rows.append((s.player, str(s.episodes), str(s.errors), *numbers))
+    columns = ("player", "episodes", "errors", "reward", "least", "most", "success", "95%", "turns")
+    print_rows(columns, rows, numbers=True)
+
+
+def add_export(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("export", help="export an environment for another framework")
+    forms = command.add_subparsers(dest="form", required=True, metavar="FORM", parser_class=type(command))
+    openenv = forms.add_parser("openenv", help="write a folder that OpenEnv's tools can build, validate and deploy")
+    add = openenv.add_argument
+    add("env", metavar="ENV", help=ENVS)
+    add("--out", type=Path, required=True, metavar="DIR", help="output folder, new or empty")
+    add_kwargs(openenv, "keyword arguments of the environment")
+    wheel = "a package file that is on no index; repeatable"
+    add("--wheel", type=Path, action="append", default=[], metavar="FILE", help=wheel)
+    add("--json", action="store_true", help="print the written files as JSON")
+    openenv.set_defaults(run=_export)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from agentgym.service.openenv.export import export_openenv, lacks_agentgym
+
+    spec = spec_of(args.env)
+    try:
+        with usage_errors(ValueError, TypeError, ImportError, FileExistsError):
+            spec.make(**args.kwargs)
+            files = export_openenv(spec, args.out, args.kwargs, args.wheel)
+    except OSError as error:
+        raise UsageError(f"{args.out}: cannot be written ({error.strerror or error})") from error
+    if lacks_agentgym(args.wheel):
+        why = "agentgym here did not come from a package index, and a container's build would ask one for it"
+        remedy = "give its wheel too, --wheel FILE (pip wheel --no-deps makes it)"
+        print(f"agentgym export: {why}: {remedy}", file=sys.stderr)
+    names = [str(file.relative_to(args.out)) for file in files]
+    if args.json:
+        print_json({"env": spec.id, "folder": str(args.out), "files": names})
+        return 0
+    for name in names:
+        print(args.out / name)
+    print(f"\nNext:\n  openenv validate {args.out}\n  cd {args.out} && python -m server.app")
+    return 0
