@@ -7,9 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentgym.checks import contract, isolation
-from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, named, said
-from agentgym.checks.subject import Hung, Played, Subject, home_of, made
+from agentgym.checks import contract
+from agentgym.checks.subject import NOTE, OK, PROBLEM, Finding, Hung, Played, Subject, home_of, made, named, said
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 
@@ -18,24 +17,24 @@ _BEAT = 0.1  # seconds between signs of life
 Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
 # In their order: `values` plays the episodes that the rest compares with, `close` is the last.
 _FIRST: dict[str, Check] = {
-    "spec": isolation.spec,
+    "spec": contract.spec,
     "tasks": contract.tasks,
     "tools": contract.tools,
     "values": contract.values,
 }
 _SAME: dict[str, Check] = {
     "repeats": contract.repeats,
-    "concurrency": isolation.concurrency,
-    "other process": isolation.other_process,
+    "concurrency": contract.concurrency,
+    "other process": contract.other_process,
 }
 _REST: dict[str, Check] = {
-    "seeds": isolation.seeds,
-    "process state": isolation.process_state,
+    "seeds": contract.seeds,
+    "process state": contract.process_state,
     "any action": contract.any_action,
     "end": contract.end,
     "rewards": contract.rewards,
     "gymnasium": contract.gymnasium,
-    "memory": isolation.memory,
+    "memory": contract.memory,
     "close": contract.close,
 }
 CHECKS = (*_FIRST, *_SAME, *_REST)
@@ -95,7 +94,7 @@ class _Watched:
         return Finding(self._check, PROBLEM, text, place)
 
     async def run(self) -> None:
-        beating = asyncio.create_task(self._keep_beating())
+        self._beat()
         try:
             await self._examine()
         except Hung as hung:
@@ -103,17 +102,15 @@ class _Watched:
         except Exception as error:
             self.refused = error
         finally:
-            beating.cancel()
             self.done.set()
             if self._subject is not None:
                 # A call that was given up ends first, or the executor would take its end for the call's.
                 await asyncio.sleep(0)
                 self._subject.executor.stop()
 
-    async def _keep_beating(self) -> None:
-        while True:
-            self.beat = time.monotonic()
-            await asyncio.sleep(_BEAT)
+    def _beat(self) -> None:
+        self.beat = time.monotonic()
+        asyncio.get_running_loop().call_later(_BEAT, self._beat)
 
     async def _examine(self) -> None:
         if isinstance(self._what, EnvSpec):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentgym.checks.contract import SPLITS, first_tasks, sizes_of, spread
-from agentgym.checks.findings import PROBLEM, Finding, named, note, ok, problem, said
+from agentgym.checks.subject import PROBLEM, Finding, named, note, ok, problem, said
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
@@ -34,7 +34,7 @@ _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
 
 
 @dataclass(frozen=True)
-class Score:
+class PlayerScore:
     """The results of one policy: "gold" (`expert_action`), "null" (says nothing) or "random" (`random_action`, or random text).
 
     Rewards are mean, least and greatest; success has a 95% interval. Failed episodes count in `errors` and in no other number.
@@ -57,7 +57,7 @@ class Validation:
     env: str
     split: str
     tasks: int = 0
-    scores: list[Score] = field(default_factory=list)
+    scores: list[PlayerScore] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -129,13 +129,13 @@ def _players(expert: bool, own_random: bool, seed: int) -> dict[str, Callable[[E
     return {**gold, "null": lambda episode: NullPolicy(), "random": by_chance}
 
 
-def score_of(player: str, trajectories: Sequence[Trajectory]) -> Score:
+def score_of(player: str, trajectories: Sequence[Trajectory]) -> PlayerScore:
     ended = [t for t in trajectories if not t.failed]
     if not ended:
-        return Score(player, 0, len(trajectories))
+        return PlayerScore(player, 0, len(trajectories))
     rewards = [t.reward for t in ended]
     low, high = success_interval([[t.success] for t in ended])
-    return Score(
+    return PlayerScore(
         player,
         episodes=len(ended),
         errors=len(trajectories) - len(ended),
@@ -208,7 +208,7 @@ def silence_pays_least(played: dict[str, list[Trajectory]], own_random: bool) ->
     return found + note(f"{text}: that may be chance; play more tasks (-n)")
 
 
-def floor_is_low(scores: dict[str, Score], floor: float | None, own_random: bool) -> list[Finding]:
+def floor_is_low(scores: dict[str, PlayerScore], floor: float | None, own_random: bool) -> list[Finding]:
     """Null and random policies rarely succeed."""
     gold, found = scores.get("gold"), []
     for player in ("null", "random"):

@@ -21,7 +21,7 @@ from agentgym.core.usage_error import UsageError, usage_errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentgym.checks.findings import Finding
+    from agentgym.checks.subject import Finding
     from agentgym.checks.validate import Validation
     from agentgym.core.registration import EnvSpec
 
@@ -95,7 +95,7 @@ def _check(args: argparse.Namespace) -> int:
 def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
     """The findings, and the user's mistake if the environment cannot be examined here: a missing package, a wrong name."""
     from agentgym.checks.check_env import examine
-    from agentgym.checks.findings import Finding
+    from agentgym.checks.subject import Finding
     from agentgym.core.registration import UnknownEnvError
     from agentgym.service.client.address import Unavailable
 

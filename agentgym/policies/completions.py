@@ -11,12 +11,20 @@ from agentgym.policies.base import Reply
 REASONING = ("reasoning_content", "reasoning")
 
 
-class NoCompletion(Exception):
-    """The answer is not a chat completion: "garbage", "cut" (a stream that ended early), or the number of an endpoint's error."""
+class Passing(Exception):
+    """A failure that is retried.
 
-    def __init__(self, what: str, cause: str = "garbage"):
+    Attributes:
+        cause: "timeout", "connection", "cut" (a body or stream that ended early), "garbage" (not a chat completion), or the number
+            of an endpoint's error.
+        wait: seconds that the server asked for.
+        busy: whether it has too much to do.
+    """
+
+    def __init__(self, what: str, cause: str = "garbage", wait: float | None = None):
         super().__init__(what)
-        self.cause = cause
+        self.cause, self.wait = cause, wait
+        self.busy = cause == "429" or wait is not None
 
 
 def read_completion(body: bytes) -> Reply:
@@ -26,7 +34,7 @@ def read_completion(body: bytes) -> Reply:
         return reply_of(record)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         shown = body[:200].decode(errors="replace")
-        raise NoCompletion(f"no chat completion ({error!r}): {shown!r}") from error
+        raise Passing(f"no chat completion ({error!r}): {shown!r}") from error
 
 
 def reply_of(record: Mapping[str, Any]) -> Reply:
@@ -44,9 +52,9 @@ async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
             _raise_error_of(record)
             answer.add(record)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise NoCompletion(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
+            raise Passing(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
     if answer.finish_reason is None:
-        raise NoCompletion("the stream ended before the answer did", "cut")
+        raise Passing("the stream ended before the answer did", "cut")
     return answer.reply()
 
 
@@ -103,7 +111,7 @@ class _Growing:
 
     def reply(self) -> Reply:
         if not self.begun:
-            raise NoCompletion("the stream has no answer in it")
+            raise Passing("the stream has no answer in it")
         message: Message = {"role": "assistant", "content": self.content, **self.reasoning}
         if self.calls:
             message["tool_calls"] = [self.calls[number] for number in sorted(self.calls)]
@@ -115,7 +123,7 @@ def _raise_error_of(record: Any) -> None:
     if isinstance(record, Mapping) and record.get("error") and not record.get("choices"):
         error = record["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
-        raise NoCompletion(f"answered an error: {str(error)[:500]}", str(code) if isinstance(code, int) else "garbage")
+        raise Passing(f"answered an error: {str(error)[:500]}", str(code) if isinstance(code, int) else "garbage")
 
 
 def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
@@ -154,11 +162,12 @@ def usage_of(given: Any) -> dict[str, int]:
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
     """Messages in the form that endpoints accept: without reasoning unless asked for, and without null tool calls."""
-    return [_as_sent(each, send_reasoning) if each.get("role") == "assistant" else each for each in messages]
-
-
-def _as_sent(message: Message, send_reasoning: bool) -> Message:
-    sent = {name: value for name, value in message.items() if send_reasoning or name not in REASONING}
-    if sent.get("content") is None and not sent.get("tool_calls"):
-        sent["content"] = ""
-    return sent
+    found = []
+    for message in messages:
+        sent = message
+        if message.get("role") == "assistant":
+            sent = {name: value for name, value in message.items() if send_reasoning or name not in REASONING}
+            if sent.get("content") is None and not sent.get("tool_calls"):
+                sent["content"] = ""
+        found.append(sent)
+    return found

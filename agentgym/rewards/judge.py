@@ -17,7 +17,7 @@ from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
 from agentgym.policies.base import EndEpisode, EndpointError
 from agentgym.policies.chat import ChatPolicy
-from agentgym.rewards.rubric import RewardError, together
+from agentgym.rewards import RewardError, together
 from agentgym.tools.text_forms import NotJson, parse_json, spoken
 
 T = TypeVar("T")
@@ -195,29 +195,22 @@ async def _compared(
     for label, place in enumerate(order, 1):
         shown.append(_between(fence, f"candidate {label}", transcript(group.trajectories[place].messages())))
 
-    def read(text: str) -> list[float]:
-        if by == "ranking":
-            ranking = _ranking_of(text, n)
-            return [1 - ranking.index(label) / (n - 1) for label in range(1, n + 1)]
-        return [judge._unit(judge._clamped(score)) for score in _scores_of(text, n)]
+    def read_ranking(text: str) -> list[float]:
+        ranking = _field(text, "ranking", '{"ranking": [NUMBER, ...]}')
+        whole = isinstance(ranking, list) and all(type(label) is int for label in ranking)
+        if not whole or sorted(ranking) != list(range(1, n + 1)):
+            raise _Unreadable(f'"ranking" must be a list with each number from 1 to {n} exactly once')
+        return [1 - ranking.index(label) / (n - 1) for label in range(1, n + 1)]
 
+    def read_scores(text: str) -> list[float]:
+        scores = _field(text, "scores", '{"scores": {"NUMBER": SCORE, ...}}')
+        if not isinstance(scores, dict) or set(scores) != {str(label) for label in range(1, n + 1)}:
+            raise _Unreadable(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
+        return [judge._unit(judge._clamped(scores[str(label)])) for label in range(1, n + 1)]
+
+    read = read_ranking if by == "ranking" else read_scores
     messages = judge._prompt(fence, ask, shown)
     return await judge._verdict(model, messages, read, f"{n} candidates of task {group.task_id!r}")
-
-
-def _ranking_of(text: str, n: int) -> list[int]:
-    ranking = _field(text, "ranking", '{"ranking": [NUMBER, ...]}')
-    whole = isinstance(ranking, list) and all(type(label) is int for label in ranking)
-    if not whole or sorted(ranking) != list(range(1, n + 1)):
-        raise _Unreadable(f'"ranking" must be a list with each number from 1 to {n} exactly once')
-    return list(ranking)
-
-
-def _scores_of(text: str, n: int) -> list[Any]:
-    scores = _field(text, "scores", '{"scores": {"NUMBER": SCORE, ...}}')
-    if not isinstance(scores, dict) or set(scores) != {str(label) for label in range(1, n + 1)}:
-        raise _Unreadable(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
-    return [scores[str(label)] for label in range(1, n + 1)]
 
 
 def transcript(messages: Iterable[Message]) -> str:

@@ -21,9 +21,7 @@ from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.rollout.calls import (
     CallFailed,
     CallTimeout,
-    Stages,
     bounded,
-    bounded_stages,
     checked_reply,
     checked_reset,
     checked_step,
@@ -171,23 +169,28 @@ async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
 async def _begin(
     env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
 ) -> tuple[Observation, dict[str, Any]]:
-    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread at once: changing threads takes time."""
-    stages = Stages(init=limits.init_timeout, reset=limits.reset_timeout)
+    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread together: changing threads takes time."""
+    bound = False
 
-    def both() -> Any:
+    def init() -> Any:
+        nonlocal bound
         returned = env.get_wrapper_attr("init")(task)
-        if returned is not None or stages.given_up:  # an awaitable, which the executor awaits
-            return returned
-        stages.go_on("reset")
-        return env.reset(seed=seed)
+        bound = returned is None  # else an awaitable, which the executor awaits
+        return returned
 
-    def check(result: Any) -> Any:
-        return checked_reset(result) if stages.now.what == "reset" else None
+    def reset() -> Any:
+        return env.reset(seed=seed) if bound else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
         await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
-    elif task is not None and (begun := await bounded_stages(stages, executor.start(both), check)) is not None:
-        return begun
+    elif task is not None:
+        binding, resetting = executor.start(init), executor.start(reset)
+        try:
+            await bounded("init", binding, limits.init_timeout)
+            if bound:
+                return await bounded("reset", resetting, limits.reset_timeout, checked_reset)
+        finally:
+            resetting.cancel()
     return await bounded("reset", executor.start_method(env, "reset", seed=seed), limits.reset_timeout, checked_reset)
 
 
