@@ -107,11 +107,10 @@ def gpu() -> list[Diagnosis]:
         ]
     if usable:
         return [*found, Diagnosis("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
-    if cards:
-        other_build, hidden = "install the build of torch for your CUDA", "check CUDA_VISIBLE_DEVICES and the driver"
-        todo = other_build if cuda is None else hidden
-        return [*found, Diagnosis("torch", "warning", f"{version} does not see the GPU", todo)]
-    return [*found, Diagnosis("torch", "ok", f"{version}, on the CPU")]
+    if not cards:
+        return [*found, Diagnosis("torch", "ok", f"{version}, on the CPU")]
+    todo = "check CUDA_VISIBLE_DEVICES and the driver" if cuda else "install the build of torch for your CUDA"
+    return [*found, Diagnosis("torch", "warning", f"{version} does not see the GPU", todo)]
 
 
 def _cards() -> tuple[list[Diagnosis], int]:
@@ -143,9 +142,9 @@ def compute() -> list[Diagnosis]:
     if total is None or free is None:
         return [*found, Diagnosis("memory", "warning", "/proc/meminfo does not say how much there is")]
     text = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
-    if free < LITTLE_MEMORY:
-        return [*found, Diagnosis("memory", "warning", text, "end other programs, or lower --concurrency")]
-    return [*found, Diagnosis("memory", "ok", text)]
+    if free >= LITTLE_MEMORY:
+        return [*found, Diagnosis("memory", "ok", text)]
+    return [*found, Diagnosis("memory", "warning", text, "end other programs, or lower --concurrency")]
 
 
 def _memory() -> tuple[float | None, float | None]:
@@ -269,11 +268,10 @@ def requirements() -> dict[str, str] | None:
 def environments() -> list[Diagnosis]:
     from agentgym.core import registration
 
-    count = len(registration.registry)
-    found = [
-        Diagnosis(f"plugin {name}", "broken", f"its environments are missing: {why}", "repair or uninstall the package")
-        for name, why in registration._broken_plugins.items()
-    ]
+    count, found = len(registration.registry), []
+    for name, why in registration._broken_plugins.items():
+        text = f"its environments are missing: {why}"
+        found.append(Diagnosis(f"plugin {name}", "broken", text, "repair or uninstall the package"))
     if not count:
         return [*found, Diagnosis("environments", "broken", "none is registered", _install_here())]
     return [*found, Diagnosis("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
@@ -378,8 +376,9 @@ def _limits(title: str, backend: str, image: str) -> list[Diagnosis]:
     box.close()
     weak, todo = [], None
     if not box.facts["firm_scores"]:
-        killed = "the sandbox's first process is killed for their memory"
-        weak = [f"programs can lower their oom_score_adj, so that {killed}"]
+        weak.append(
+            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
+        )
         todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)"
     if why_not := box.facts.get("files_unlimited"):
         weak.append(f"the number of files is not limited ({why_not})")
@@ -440,10 +439,10 @@ def data() -> list[Diagnosis]:
 def network() -> list[Diagnosis]:
     from agentgym.datasets import no_hub
 
-    if reason := no_hub():
-        todo = "data sets can also be put into the data folder by hand"
-        return [Diagnosis("Hugging Face hub", "warning", reason, todo)]
-    return [Diagnosis("Hugging Face hub", "ok", "answers")]
+    if not (reason := no_hub()):
+        return [Diagnosis("Hugging Face hub", "ok", "answers")]
+    todo = "data sets can also be put into the data folder by hand"
+    return [Diagnosis("Hugging Face hub", "warning", reason, todo)]
 
 
 PROBES = (

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentgym.checks import contract
-from agentgym.checks.subject import NOTE, OK, PROBLEM, Finding, Hung, Played, Subject, home_of, made, named, said
+from agentgym.checks.subject import NOTE, OK, PROBLEM, Finding, Hung, Played, Subject, home_of, named, said
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 
@@ -114,7 +114,7 @@ class _Watched:
 
     async def _examine(self) -> None:
         if isinstance(self._what, EnvSpec):
-            self._subject = await made(self._what, self._timeout)
+            self._subject = await Subject.made(self._what, self._timeout)
         else:
             known = self._what.unwrapped.spec
             known = known if isinstance(known, EnvSpec) else None

@@ -125,7 +125,9 @@ def spread(rewards: Sequence[float], each: str = "") -> str:
 async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
     """An environment can be closed twice, and without a reset."""
     found = []
-    fresh = [(await subject.another(), "before any reset")] if subject.spec is not None else []
+    fresh = (
+        [(await Subject.made(subject.spec, subject.timeout), "before any reset")] if subject.spec is not None else []
+    )
     for one, when in (*fresh, (subject, "twice")):
         try:
             if one is subject:
@@ -281,12 +283,8 @@ def _readme(subject: Subject) -> bool:
     if any(list(folder.glob("README*")) for folder in folders):
         return True
     packages = metadata.packages_distributions().get(kind.__module__.partition(".")[0], ())
-    return any(_body(name) for name in packages)
-
-
-def _body(name: str) -> bool:
-    """True if an installed package's metadata carries its README, which stands after the fields."""
-    return bool((metadata.distribution(name).read_text("METADATA") or "").partition("\n\n")[2].strip())
+    texts = [metadata.distribution(name).read_text("METADATA") or "" for name in packages]
+    return any(text.partition("\n\n")[2].strip() for text in texts)  # what stands after the fields
 
 
 async def seeds(subject: Subject, alone: list[Played]) -> list[Finding]:
@@ -305,7 +303,9 @@ async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     random.seed("agentgym check")
     np.random.seed(20_240_229)
     before = _state()
-    another = await subject.another() if subject.spec is not None and not subject.sole else None
+    another = (
+        await Subject.made(subject.spec, subject.timeout) if subject.spec is not None and not subject.sole else None
+    )
     try:
         await (another or subject).play(alone[0].seed, alone[0].actions)
         after = _state()
@@ -340,7 +340,7 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Two environments in turn, and three in threads at a time, play the episodes that each played alone."""
     if subject.spec is None:
         return note(_AN_OBJECT)
-    three = [await subject.another() for _ in SEEDS]
+    three = [await Subject.made(subject.spec, subject.timeout) for _ in SEEDS]
     try:
         in_turn = await _in_turn(three[:2], alone[:2])
         at_once = await asyncio.gather(

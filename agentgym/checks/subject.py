@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentgym.core.env import Env, is_async, is_finite
+from agentgym.core.env import is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
@@ -153,6 +153,20 @@ class Subject:
     hung: bool = False
     sole: bool = False
 
+    @classmethod
+    async def made(cls, spec: EnvSpec, timeout: float) -> "Subject":
+        subject = cls(None, spec, Home([]), timeout)
+        try:
+            factory = await subject.call("importing the environment", spec.load)
+            kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
+            subject.home = Home([kind])
+            subject.env = await subject.call("making the environment", spec.make)
+        except BaseException:
+            subject.executor.stop()
+            raise
+        subject.home = home_of(subject.env)
+        return subject
+
     @property
     def bare(self) -> Any:
         return self.env.unwrapped
@@ -160,11 +174,6 @@ class Subject:
     @property
     def is_async(self) -> bool:
         return bool(self.bare.async_methods)
-
-    async def another(self) -> "Subject":
-        if self.spec is None:
-            raise ValueError("this environment was given as an object without a spec")
-        return await made(self.spec, self.timeout)
 
     async def call(
         self, what: str, function: Callable[..., Any], *args: Any, patience: float = 1.0, **kwargs: Any
@@ -250,20 +259,6 @@ class Subject:
                 if terminated or truncated:
                     played.ended, played.success = True, info.get("success")
             yield played
-
-
-async def made(spec: EnvSpec, timeout: float) -> Subject:
-    subject = Subject(None, spec, Home([]), timeout)
-    try:
-        factory = await subject.call("importing the environment", spec.load)
-        kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
-        subject.home = Home([kind])
-        env: Env = await subject.call("making the environment", spec.make)
-    except BaseException:
-        subject.executor.stop()
-        raise
-    subject.env, subject.home = env, home_of(env)
-    return subject
 
 
 def home_of(env: Any) -> Home:

@@ -1,6 +1,5 @@
 """The command `agentgym`. No command imports anything heavy before it runs, so help, wrong lines and completion are quick."""
 
-import argparse
 import contextlib
 import os
 import sys
@@ -26,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = command_line(words).parse_args(words)
         args.words = words
-        code = _run(args)
+        with json_alone() if getattr(args, "json", False) else contextlib.nullcontext():
+            code: int = args.run(args)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a reader that has left can be met
         return code
@@ -36,13 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-
-
-def _run(args: argparse.Namespace) -> int:
-    try:
-        with json_alone() if getattr(args, "json", False) else contextlib.nullcontext():
-            code: int = args.run(args)
-            return code
     except UsageError as mistake:
         print(f"agentgym {args.command}: {mistake}", file=sys.stderr)
         return 2

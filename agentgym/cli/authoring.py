@@ -173,11 +173,11 @@ def _print_scores(result: Validation) -> None:
     rows = []
     for s in result.scores:
         numbers = ["-"] * 6
-        if s.success is not None and s.success_low is not None and s.success_high is not None:
-            numbers = [f"{value:.3f}" for value in (s.reward, s.reward_min, s.reward_max) if value is not None]
-            interval = f"{100 * s.success_low:.1f}-{100 * s.success_high:.1f}"
-            numbers += [f"{s.success:.1%}", interval, f"{s.turns:.1f}"]
-        rows.append((s.player, str(s.episodes), str(s.errors), *numbers))
+        if s["episodes"]:
+            numbers = [f"{s[name]:.3f}" for name in ("reward", "reward_min", "reward_max")]
+            interval = f"{100 * s['success_low']:.1f}-{100 * s['success_high']:.1f}"
+            numbers += [f"{s['success']:.1%}", interval, f"{s['turns']:.1f}"]
+        rows.append((s["player"], str(s["episodes"]), str(s["errors"]), *numbers))
     columns = ("player", "episodes", "errors", "reward", "least", "most", "success", "95%", "turns")
     print_rows(columns, rows, numbers=True)
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -33,18 +34,6 @@ class Need:
         return f"{self.what}, {'missing' if self.here is False else 'perhaps missing'}: {self.remedy}"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """An environment, or an adapter, whose id ends in `:NAME`. `example` is an id of it to try."""
-
-    id: str
-    kind: str
-    description: str
-    tags: Sequence[str]
-    needs: Sequence[Need]
-    example: str
-
-
 def add_list(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list environments and their requirements")
     server = "list those of a server, http://HOST:PORT (default: this machine's)"
@@ -62,21 +51,24 @@ def _list(args: argparse.Namespace) -> int:
     tags = sorted({tag for spec in registry.values() for tag in spec.tags})
     if unknown := [tag for tag in args.tag if tag not in tags]:
         raise UsageError(f"no environment has the tag {unknown[0]!r}{instead(unknown[0], tags)}")
-    rows = [
-        Listed(spec.id, "environment", spec.description, spec.tags, [_need(need) for need in spec.needs], spec.id)
-        for _, spec in sorted(registry.items())
-        if set(args.tag) <= set(spec.tags)
-    ]
+    rows: list[tuple[str, str, str, Sequence[str], list[Need], str]] = []
+    for _, spec in sorted(registry.items()):
+        if set(args.tag) <= set(spec.tags):
+            needs = [_need(need) for need in spec.needs]
+            rows.append((spec.id, "environment", spec.description, spec.tags, needs, spec.id))
     for prefix, adapter in sorted(adapters.items()) if not args.tag else ():
+        example = f"{prefix}:{adapter.example}"
         needs = [_package(adapter.install)]
-        rows.append(Listed(f"{prefix}:NAME", "adapter", adapter.description, (), needs, f"{prefix}:{adapter.example}"))
+        rows.append((f"{prefix}:NAME", "adapter", adapter.description, (), needs, example))
     if args.json:
-        print_json([asdict(row) for row in rows])
+        names = ("id", "kind", "description", "tags", "needs", "example")
+        records: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json([{**record, "needs": list(map(asdict, record["needs"]))} for record in records])
         return 0
     told = []
-    for row in rows:
-        description = row.description if row.kind == "environment" else f"{row.description}, as {row.example}"
-        told.append((row.id, description, ", ".join(row.tags), "; ".join(map(str, row.needs))))
+    for id, kind, description, own, needs, example in rows:
+        about = description if kind == "environment" else f"{description}, as {example}"
+        told.append((id, about, ", ".join(own), "; ".join(map(str, needs))))
     print_rows(("id", "description", "tags", "needs"), told, no_wrap=True)
     return 0
 

@@ -44,37 +44,11 @@ _LIMITS = (
     ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
     ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
 )
-_MOST_BYTES = ServiceLimits().message_bytes
-# Other numbers: option, default, least value, metavar and help.
-_NUMBERS: tuple[tuple[str, float | None, int, str, str], ...] = (
-    ("--workers", 2, 0, "N", "processes forked in advance, so that a new session waits for no fork (default: 2)"),
-    (
-        "--sessions-per-worker",
-        1,
-        1,
-        "N",
-        "sessions that share a process, each in a thread: they open faster and need less memory. For environments that you"
-        " trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
-        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)",
-    ),
-    ("--max-sessions", 256, 1, "N", "sessions open at a time (default: 256)"),
-    ("--max-sessions-per-token", None, 1, "N", "sessions open at a time for one token (default: no limit)"),
-    ("--max-message", _MOST_BYTES, 1, "BYTES", f"largest message from a client (default: {_MOST_BYTES})"),
-    (
-        "--drain-timeout",
-        30.0,
-        0,
-        "S",
-        "seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)",
-    ),
-    (
-        "--session-pids",
-        512,
-        0,
-        "N",
-        "processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)",
-    ),
-)
+# The least values of other numbers.
+_LEAST = {
+    **dict.fromkeys(("workers", "drain_timeout", "session_pids"), 0),
+    **dict.fromkeys(("sessions_per_worker", "max_sessions", "max_sessions_per_token", "max_message"), 1),
+}
 
 
 def add_serve(commands: argparse._SubParsersAction) -> None:
@@ -103,8 +77,24 @@ def add_serve(commands: argparse._SubParsersAction) -> None:
     add("--allow-host", action="append", default=[], metavar="NAME", help=names)
     add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="the certificate's key, if it is in another file")
-    for option, default, _, metavar, help in _NUMBERS:
-        add(option, type=float if isinstance(default, float) else int, default=default, metavar=metavar, help=help)
+    ahead = "processes forked in advance, so that a new session waits for no fork (default: 2)"
+    add("--workers", type=int, default=2, metavar="N", help=ahead)
+    shared = (
+        "sessions that share a process, each in a thread: they open faster and need less memory. For environments that you"
+        " trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)"
+    )
+    add("--sessions-per-worker", type=int, default=1, metavar="N", help=shared)
+    add("--max-sessions", type=int, default=256, metavar="N", help="sessions open at a time (default: 256)")
+    for_one = "sessions open at a time for one token (default: no limit)"
+    add("--max-sessions-per-token", type=int, metavar="N", help=for_one)
+    most = ServiceLimits().message_bytes
+    largest = f"largest message from a client (default: {most})"
+    add("--max-message", type=int, default=most, metavar="BYTES", help=largest)
+    drain = "seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)"
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help=drain)
+    pids = "processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)"
+    add("--session-pids", type=int, default=512, metavar="N", help=pids)
     for option, name, what in _LIMITS:
         value = getattr(ServiceLimits(), name)
         add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
@@ -191,10 +181,10 @@ def _check_options(args: argparse.Namespace) -> None:
                 file.open("rb").close()
         except OSError as error:
             raise UsageError(f"{option} {file}: cannot be read ({error.strerror})") from error
-    for option, _, least, *_ in _NUMBERS:
-        value = getattr(args, option.strip("-").replace("-", "_"))
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
         if value is not None and not value >= least:
-            raise UsageError(f"{option} is at least {least}, not {value:g}")
+            raise UsageError(f"--{name.replace('_', '-')} is at least {least}, not {value:g}")
     for option, name, _ in _LIMITS:
         if not getattr(args, name) > 0:
             raise UsageError(f"{option} must be positive, not {getattr(args, name):g}")

@@ -1,9 +1,5 @@
 """The registry: names for environments, and how one is made from its name.
 
-An id is `name`, `namespace/name`, or either with a version, `gsm8k-v2`; without, it means the latest registered one.
-`"package.module:Class"` names an environment by value; `"prefix:name"` one of another package, by the adapter of that prefix;
-`http://host:8000/gsm8k` one that `agentgym serve` serves, on one server or several, joined by commas.
-
 Packages register environments by an entry point of the group `agentgym.envs`: a function that calls `register` and
 `register_adapter`. It is loaded once, when an environment is first looked up.
 """
@@ -192,9 +188,13 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment by a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or a server's URL.
+    """Make an environment; `kwargs` go over those it was registered with.
 
-    `kwargs` go over those it was registered with. Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
+    Args:
+        id: a spec; a registered id, without `-v2` the latest version; `"package.module:Class"`; `"prefix:name"` of an adapter; or the
+            URL of an environment that servers serve, `http://host:8000/gsm8k`, several joined by commas.
+
+    Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
     """
     return (id if isinstance(id, EnvSpec) else spec(id)).make(**kwargs)
 

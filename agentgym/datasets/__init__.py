@@ -106,7 +106,9 @@ def tell_shipped(tasks: TaskSet, instead: str) -> None:
 def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
     """The rows of a split that `datasets` prepared before. Reads its Arrow files, so no network is asked."""
     owner, _, title = hub.repo.rpartition("/")
-    folder = _cache_folder() / f"{owner}___{title}" / hub.config
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
+    folder = cache / f"{owner}___{title}" / hub.config
     versions: dict[Path, list[Path]] = {}
     for file in sorted(folder.glob(f"*/*/{title}-{split}*.arrow")):
         if file.stem == f"{title}-{split}" or file.stem.startswith(f"{title}-{split}-0"):
@@ -161,11 +163,6 @@ def no_hub() -> str | None:
 
 def _installed() -> bool:
     return importlib.util.find_spec("datasets") is not None
-
-
-def _cache_folder() -> Path:
-    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
 
 
 @functools.cache

@@ -100,17 +100,15 @@ class NullPolicy:
 
 
 class _EnvPolicy:
-    """Asks methods of the environment for its actions: those of `env`, or of the one that `run_episode` runs."""
+    """Asks methods of the environment for its actions."""
 
-    def __init__(self, env: Env | None, rng: random.Random | None, *names: str):
+    def __init__(self, rng: random.Random | None, *names: str):
         self._rng = rng or random.Random(0)
         self._names = names
         self._methods: dict[str, Callable[..., Action]] = {}
-        if env is not None:
-            self.attach(env, _call_here)
 
     def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods in the right thread."""
+        """Play in this environment, as `run_episode` asks for; `call` runs its methods in the right thread."""
         kind = type(env.unwrapped).__name__
         for name in self._names:
             if not hasattr(env.unwrapped, name):
@@ -120,18 +118,18 @@ class _EnvPolicy:
 
     async def _ask(self, name: str, *args: Any) -> Reply:
         if not self._methods:
-            raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
+            raise RuntimeError("this policy plays in no environment yet: run it by run_episode")
         return Reply(assistant(await self._call(self._methods[name], *args)))
 
 
 class ExpertPolicy(_EnvPolicy):
     """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead."""
 
-    def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
+    def __init__(self, mistakes: float = 0.0, rng: random.Random | None = None):
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
         self._mistakes = mistakes
-        super().__init__(env, rng, "expert_action", *(["random_action"] if mistakes else []))
+        super().__init__(rng, "expert_action", *(["random_action"] if mistakes else []))
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         if self._mistakes and self._rng.random() < self._mistakes:
@@ -142,12 +140,8 @@ class ExpertPolicy(_EnvPolicy):
 class RandomPolicy(_EnvPolicy):
     """Plays random legal actions of an environment that has `random_action(rng)`."""
 
-    def __init__(self, env: Env | None = None, rng: random.Random | None = None):
-        super().__init__(env, rng, "random_action")
+    def __init__(self, rng: random.Random | None = None):
+        super().__init__(rng, "random_action")
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         return await self._ask("random_action", self._rng)
-
-
-async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)

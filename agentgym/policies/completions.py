@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.core.messages import Message, assistant
@@ -43,19 +42,28 @@ def reply_of(record: Mapping[str, Any]) -> Reply:
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
-    answer = _Growing()
+    message: Message = {"role": "assistant", "content": None}
+    calls: dict[int, dict[str, Any]] = {}
+    usage, reason, begun = None, None, False
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
-            return answer.reply()
+            break
         try:
             record = json.loads(data)
             _raise_error_of(record)
-            answer.add(record)
+            usage = record.get("usage") or usage
+            for choice in record["choices"][:1]:  # the last chunk may have the usage alone
+                begun = True
+                _grow(message, calls, choice.get("delta") or {})
+                reason = choice.get("finish_reason") or reason
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Passing(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
-    if answer.finish_reason is None:
-        raise Passing("the stream ended before the answer did", "cut")
-    return answer.reply()
+    else:
+        if reason is None:
+            raise Passing("the stream ended before the answer did", "cut")
+    if not begun:
+        raise Passing("the stream has no answer in it")
+    return _reply({**message, "tool_calls": [calls[number] for number in sorted(calls)]}, usage, reason)
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
@@ -72,50 +80,22 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
                 data = []
 
 
-@dataclass
-class _Growing:
-    content: str | None = None
-    reasoning: dict[str, str] = field(default_factory=dict)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    usage: Mapping[str, Any] | None = None
-    finish_reason: str | None = None
-    begun: bool = False
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self.usage = record.get("usage") or self.usage
-        if not record["choices"]:  # the last chunk may have the usage alone
-            return
-        self.begun = True
-        choice = record["choices"][0]
-        delta = choice.get("delta") or {}
-        if delta.get("content") is not None:
-            self.content = (self.content or "") + delta["content"]
-        for name in REASONING:
-            if delta.get(name):
-                self.reasoning[name] = self.reasoning.get(name, "") + delta[name]
-        for part in delta.get("tool_calls") or ():
-            self._add_call(part)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-
-    def _add_call(self, part: Mapping[str, Any]) -> None:
+def _grow(message: Message, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    """Add a chunk to a message and to its tool calls by their numbers."""
+    for name in ("content", *REASONING):
+        if delta.get(name) or delta.get(name) == "":
+            message[name] = (message.get(name) or "") + delta[name]
+    for part in delta.get("tool_calls") or ():
         place = part.get("index")
         # Where calls are not numbered, one with a name begins and one without goes on.
-        number = place if isinstance(place, int) else len(self.calls) - (0 if part["function"].get("name") else 1)
+        number = place if isinstance(place, int) else len(calls) - (0 if part["function"].get("name") else 1)
         empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        call = self.calls.setdefault(max(number, 0), empty)
+        call = calls.setdefault(max(number, 0), empty)
         call["id"] = call["id"] or part.get("id") or ""
         call["type"] = part.get("type") or call["type"]
         function = part.get("function") or {}
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
-
-    def reply(self) -> Reply:
-        if not self.begun:
-            raise Passing("the stream has no answer in it")
-        message: Message = {"role": "assistant", "content": self.content, **self.reasoning}
-        if self.calls:
-            message["tool_calls"] = [self.calls[number] for number in sorted(self.calls)]
-        return _reply(message, self.usage, self.finish_reason)
 
 
 def _raise_error_of(record: Any) -> None:

@@ -390,8 +390,7 @@ class _EnvSlot:
         given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
         trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
-            self.env = None
-            self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
+            self.close()
         return trajectory
 
     async def _open(self) -> Env:
@@ -416,3 +415,4 @@ class _EnvSlot:
     def close(self) -> None:
         if self.env is not None:
             self.closing.append(asyncio.create_task(close_env(self.env, self.batch.limits.close_timeout)))
+            self.env = None

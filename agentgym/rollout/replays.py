@@ -4,12 +4,11 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, reference
@@ -58,19 +57,14 @@ async def replay_elsewhere(
 
     Raises ValueError if the spec has no JSON form, ElsewhereError if that process failed, or took too long.
     """
-    request = {
-        "spec": spec.to_json(),
-        "limits": vars(limits or Limits()),
-        "episodes": [
-            {"task": e.task.to_json(), "sample": e.sample, "seed": e.seed, "actions": list(actions)}
-            for e, actions in episodes
-        ],
-    }
+    spec = EnvSpec.from_json(spec.to_json())
     other_hash = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     try:
         # Leaving the block kills the worker, so a cancelled call ends too.
         with Worker({**os.environ, "PYTHONHASHSEED": other_hash}, memory=None, stderr=subprocess.DEVNULL) as worker:
-            records = await asyncio.to_thread(worker.call, reference(_play), request, timeout=timeout)
+            records = await asyncio.to_thread(
+                worker.call, reference(_play), spec, episodes, limits or Limits(), timeout=timeout
+            )
     except TimeoutError as error:
         raise ElsewhereError(f"another process did not play the same episodes within {timeout:g} s") from error
     except (IsolatedCallError, NoWorker, WorkerDied) as error:
@@ -78,10 +72,5 @@ async def replay_elsewhere(
     return [Trajectory.from_json(record) for record in records]
 
 
-def _play(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    episodes = [
-        (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])
-        for item in request["episodes"]
-    ]
-    played = asyncio.run(replay(EnvSpec.from_json(request["spec"]), episodes, limits=Limits(**request["limits"])))
-    return [trajectory.to_json() for trajectory in played]
+def _play(spec: EnvSpec, episodes: Sequence[tuple[Episode, Sequence[Action]]], limits: Limits) -> list[dict[str, Any]]:
+    return [trajectory.to_json() for trajectory in asyncio.run(replay(spec, episodes, limits=limits))]
