@@ -413,8 +413,7 @@ def cgroups() -> list[Diagnosis]:
 
 
 def data() -> list[Diagnosis]:
-    from agentgym.datasets import FOLDER_VARIABLE, folder
-    from agentgym.datasets.catalogue import data_sets, missing_files
+    from agentgym.datasets import FOLDER_VARIABLE, data_sets, folder, missing_files
 
     root, named = folder(), os.environ.get(FOLDER_VARIABLE)
     if root is None:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from agentgym.checks import contract
@@ -120,26 +120,27 @@ class _Watched:
             known = known if isinstance(known, EnvSpec) else None
             self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
         alone: list[Played] = []
-        if await self._pass(_FIRST, self._subject, alone):
-            checks = _SAME | _REST
-            if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
-                checks = {name: _REST[name] for name in _ALWAYS}
-            elif self._subject.spec is not None and self._subject.spec.nondeterministic:
-                self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
-                checks = _REST
-            await self._pass(checks, self._subject, alone)
+        for name, check in self._chosen(self._subject):
+            self._check = name
+            try:
+                found = await check(self._subject, alone)
+            except Hung as hung:
+                self.found.append(Finding(name, PROBLEM, str(hung), hung.place))
+                break
+            except Exception as error:
+                found = [Finding(name, PROBLEM, said(error), self._subject.home.place_of(error))]
+            self.found += named(name, found) or [Finding(name, OK)]
         if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
-    async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        for name, check in checks.items():
-            self._check = name
-            try:
-                found = await check(subject, alone)
-            except Hung as hung:
-                self.found.append(Finding(name, PROBLEM, str(hung), hung.place))
-                return False
-            except Exception as error:
-                found = [Finding(name, PROBLEM, said(error), subject.home.place_of(error))]
-            self.found += named(name, found) or [Finding(name, OK)]
-        return True
+    def _chosen(self, subject: Subject) -> Iterator[tuple[str, Check]]:
+        """The checks to be done, by what those before have found."""
+        yield from _FIRST.items()
+        if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
+            yield from ((name, _REST[name]) for name in _ALWAYS)
+            return
+        if subject.spec is not None and subject.spec.nondeterministic:
+            self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
+        else:
+            yield from _SAME.items()
+        yield from _REST.items()

@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agentgym.cli.output import json_alone
 from agentgym.cli.parser import command_line
+from agentgym.cli.shared import json_alone
 from agentgym.core.usage_error import UsageError
 
 

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgym.cli.output import print_json, print_rows
-from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.output import print_json, print_table
-from agentgym.cli.spec_of import ENVS, add_kwargs, find_modules, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, find_modules, print_json, print_table, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from agentgym.cli.output import print_json, print_rows
+from agentgym.cli.shared import print_json, print_rows
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.output import print_json, print_rows
+from agentgym.cli.shared import print_json, print_rows
 from agentgym.core.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ def add_data(commands: argparse._SubParsersAction) -> None:
 
 
 def _list_data(args: argparse.Namespace) -> int:
-    from agentgym.datasets import FOLDER_VARIABLE, folder
-    from agentgym.datasets.catalogue import data_sets, missing_files
+    from agentgym.datasets import FOLDER_VARIABLE, data_sets, folder, missing_files
 
     root, rows = folder(), []
     for data in data_sets().values():
@@ -189,7 +188,7 @@ def _list_data(args: argparse.Namespace) -> int:
 
 
 def _get_data(args: argparse.Namespace) -> int:
-    from agentgym.datasets.catalogue import DownloadError, data_sets, fetch
+    from agentgym.datasets import DownloadError, data_sets, fetch
 
     known = data_sets()
     for name in args.names:

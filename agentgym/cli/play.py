@@ -13,8 +13,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:

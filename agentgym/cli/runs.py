@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.output import print_json, print_rows, print_table
-from agentgym.cli.spec_of import add_kwargs, find_modules
+from agentgym.cli.shared import add_kwargs, find_modules, print_json, print_rows, print_table
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:

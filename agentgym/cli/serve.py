@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query

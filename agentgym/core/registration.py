@@ -207,8 +207,14 @@ def spec(id: str) -> EnvSpec:
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
-        if adapted := _adapted(prefix, name):
-            return adapted
+        if adapter := _adapters.get(prefix):
+            if not name:
+                raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
+            return EnvSpec(id, adapter.entry_point, {"name": name}, adapter.description)
+        near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
+        if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
+            meant = " or ".join(repr(f"{p}:{name}") for p in near)
+            raise UnknownEnvError(f"no environment {id!r}: did you mean {meant}?")
     if PATH.fullmatch(id):
         return EnvSpec(id=id, entry_point=id)
     wanted = _ID.fullmatch(id)
@@ -250,25 +256,10 @@ def __getattr__(name: str) -> Any:
     return _specs if name == "registry" else _adapters
 
 
-def _adapted(prefix: str, name: str) -> EnvSpec | None:
-    if adapter := _adapters.get(prefix):
-        if not name:
-            raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
-        return EnvSpec(f"{prefix}:{name}", adapter.entry_point, {"name": name}, adapter.description)
-    near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
-    if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
-        meant = " or ".join(repr(f"{p}:{name}") for p in near)
-        raise UnknownEnvError(f"no environment {prefix + ':' + name!r}: did you mean {meant}?")
-    return None
-
-
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
-    found = []
-    for known in _specs.values():
-        parts = _ID.fullmatch(known.id)
-        if parts and (parts["namespace"], parts["name"]) == (namespace, name):
-            found.append((int(parts["version"] or -1), known))
-    return [known for _, known in sorted(found, key=lambda item: item[0])]
+    ids = [parts for known in _specs if (parts := _ID.fullmatch(known))]
+    found = [parts for parts in ids if (parts["namespace"], parts["name"]) == (namespace, name)]
+    return [_specs[parts[0]] for parts in sorted(found, key=lambda parts: int(parts["version"] or -1))]
 
 
 def _unknown(id: str, name: str) -> str:

@@ -22,6 +22,7 @@ from agentgym.tools.text_forms import NotJson, parse_json, spoken
 
 T = TypeVar("T")
 
+_FENCE_BYTES = 16  # of a random mark, which no judged text can contain except by guessing
 _TAGGED = re.compile(r"<score>\s*([^<>]{1,40}?)\s*</score>")
 _FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n\s*```\s*", re.DOTALL)
 _INSTRUCTION = """You judge what an AI agent did. Judge by this rubric, and by nothing else:
@@ -95,7 +96,7 @@ class Judge:
 
     async def __call__(self, trajectory: Trajectory, task: Task | None = None) -> float:
         """The mean of the samples' scores, mapped to 0 .. 1. Raises JudgeError if a sample got no readable verdict."""
-        fence = _fence()
+        fence = f"#{secrets.token_hex(_FENCE_BYTES)}#"
         ask = _ASK_SCORE.format(low=self.low, high=self.high)
         shown = [*self._posed(task, fence), _between(fence, "the episode", transcript(trajectory.messages()))]
         messages = self._prompt(fence, ask, shown)
@@ -188,7 +189,7 @@ async def judge_group(
 async def _compared(
     judge: Judge, model: ChatPolicy, group: Group, order: Sequence[int], task: Task | None, by: str
 ) -> list[float]:
-    fence, n = _fence(), len(order)
+    fence, n = f"#{secrets.token_hex(_FENCE_BYTES)}#", len(order)
     form = _ASK_ORDER if by == "ranking" else _ASK_SCORES
     ask = form.format(n=n, low=judge.low, high=judge.high)
     shown = judge._posed(task, fence)
@@ -221,11 +222,6 @@ def transcript(messages: Iterable[Message]) -> str:
             if isinstance(call, dict):
                 parts.append(f"calls {json.dumps(call.get('function', call), ensure_ascii=False)}")
     return "\n".join(parts)
-
-
-def _fence() -> str:
-    """A random mark of 128 bits, which no judged text can contain except by guessing."""
-    return f"#{secrets.token_hex(16)}#"
 
 
 def _between(fence: str, title: str, text: str) -> str:
