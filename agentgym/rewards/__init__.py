@@ -10,6 +10,7 @@ reward (the environment's own, summed over the turns), trajectory.
 """
 
 import asyncio
+import functools
 import inspect
 import math
 import re
@@ -23,7 +24,7 @@ from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory, Turn
-from agentgym.processes.isolate import NoWorker, call_isolated, reference
+from agentgym.processes.isolate import call_isolated, reference
 from agentgym.tools.text_forms import answer_in
 
 T = TypeVar("T")
@@ -127,9 +128,13 @@ class Reward:
 
     async def _limited(self, given: Mapping[str, Any]) -> Any:
         if self.isolated:
-            return await _in_thread(self.name, self._isolated_call, given)
-        call = self.function(**given) if self.is_async else _in_thread(self.name, self.function, given)
-        running = asyncio.ensure_future(call)
+            call = functools.partial(call_isolated, self.function, *given.values(), timeout=self.timeout)
+            try:
+                return await _in_thread(self.name, call, {})
+            except TimeoutError as error:
+                raise _Late from error
+        awaitable = self.function(**given) if self.is_async else _in_thread(self.name, self.function, given)
+        running = asyncio.ensure_future(awaitable)
         try:
             # Not asyncio.timeout: what swallows its cancellation would be waited for all the same.
             await asyncio.wait({running}, timeout=self.timeout)
@@ -138,14 +143,6 @@ class Reward:
             return running.result()
         finally:
             running.cancel()
-
-    def _isolated_call(self, **given: Any) -> Any:
-        try:
-            return call_isolated(self.function, *given.values(), timeout=self.timeout)
-        except NoWorker:
-            raise
-        except TimeoutError as error:
-            raise _Late from error
 
 
 class _Late(Exception):
@@ -348,12 +345,9 @@ def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[
 
     def matches(completion: str) -> float:
         try:
-            found = call_isolated(search, pattern, int(flags), completion, timeout=timeout)
-        except NoWorker:
-            raise
+            return float(call_isolated(search, pattern, int(flags), completion, timeout=timeout))
         except TimeoutError:
             return 0.0
-        return float(found)
 
     return matches
 
