@@ -232,10 +232,8 @@ def python() -> list[Diagnosis]:
     about = f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}"
     found = [Diagnosis("python", "ok", about)]
     if foreign := _version("agentgym"):
-        todo = f"pip uninstall agentgym, then {_install_here()}"
-        found.append(
-            Diagnosis("agentgym", "broken", f"the index's package agentgym {foreign} is another project", todo)
-        )
+        text = f"the index's package agentgym {foreign} is another project"
+        found.append(Diagnosis("agentgym", "broken", text, f"pip uninstall agentgym, then {_install_here()}"))
     required = requirements()
     if required is None:
         todo = f"{_install_here()}: without its metadata no environment is known by name"
@@ -376,9 +374,8 @@ def _limits(title: str, backend: str, image: str) -> list[Diagnosis]:
     box.close()
     weak, todo = [], None
     if not box.facts["firm_scores"]:
-        weak.append(
-            "programs can lower their oom_score_adj, so that the sandbox's first process is killed for their memory"
-        )
+        killed = "the sandbox's first process is killed for their memory"
+        weak.append(f"programs can lower their oom_score_adj, so that {killed}")
         todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)"
     if why_not := box.facts.get("files_unlimited"):
         weak.append(f"the number of files is not limited ({why_not})")

@@ -9,7 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from agentgym.cli.parser import COMMANDS, command_line
+from agentgym.cli import COMMANDS, command_line
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 MARK = "<!-- scripts/command_page.py writes what follows -->\n"

@@ -125,9 +125,8 @@ def spread(rewards: Sequence[float], each: str = "") -> str:
 async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
     """An environment can be closed twice, and without a reset."""
     found = []
-    fresh = (
-        [(await Subject.made(subject.spec, subject.timeout), "before any reset")] if subject.spec is not None else []
-    )
+    given = subject.spec
+    fresh = [(await Subject.made(given, subject.timeout), "before any reset")] if given is not None else []
     for one, when in (*fresh, (subject, "twice")):
         try:
             if one is subject:
@@ -303,9 +302,8 @@ async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     random.seed("agentgym check")
     np.random.seed(20_240_229)
     before = _state()
-    another = (
-        await Subject.made(subject.spec, subject.timeout) if subject.spec is not None and not subject.sole else None
-    )
+    given = None if subject.sole else subject.spec
+    another = None if given is None else await Subject.made(given, subject.timeout)
     try:
         await (another or subject).play(alone[0].seed, alone[0].actions)
         after = _state()
@@ -343,9 +341,8 @@ async def concurrency(subject: Subject, alone: list[Played]) -> list[Finding]:
     three = [await Subject.made(subject.spec, subject.timeout) for _ in SEEDS]
     try:
         in_turn = await _in_turn(three[:2], alone[:2])
-        at_once = await asyncio.gather(
-            *(one.play(was.seed, was.actions) for one, was in zip(three, alone, strict=True)), return_exceptions=True
-        )
+        playing = (one.play(was.seed, was.actions) for one, was in zip(three, alone, strict=True))
+        at_once = await asyncio.gather(*playing, return_exceptions=True)
         for how, played in (("in turn", in_turn), ("at the same time", at_once)):
             for now, was in zip(played, alone, strict=False):
                 if isinstance(now, BaseException):

@@ -89,11 +89,11 @@ async def validate(
     found.findings += named("splits", await asyncio.to_thread(compare_splits, spec))
     played: dict[str, list[Trajectory]] = {}
     failures: list[Finding] = []
-    for player, make_policy in _players(expert, own_random, seed).items():
+    for player, make in _players(expert, own_random, seed).items():
         say(f"{player}: {len(tasks)} episodes")
         episodes = [Episode(task, 0, seed) for task in tasks]
         played[player] = await run_many(
-            spec.make, make_policy, episodes, concurrency=concurrency, limits=limits, env_id=spec.id
+            spec.make, make, episodes, concurrency=concurrency, limits=limits, env_id=spec.id
         )
         found.scores.append(score_of(player, played[player]))
         if failed := [t for t in played[player] if t.failed]:
@@ -217,9 +217,7 @@ async def _repeats(
     if spec.nondeterministic:
         return named("repeats", note("not proved: it is registered with nondeterministic=True"))
     before = [t for trajectories in played.values() for t in trajectories[:_REPLAYED] if not t.failed]
-    again = [
-        (Episode(tasks[t.task_id], number, t.seed), [turn.reply for turn in t.turns]) for number, t in enumerate(before)
-    ]
+    again = [(Episode(tasks[t.task_id], i, t.seed), [turn.reply for turn in t.turns]) for i, t in enumerate(before)]
     say(f"replaying {len(again)} episodes here")
     here = _compared("played again", before, await replay(spec, again, limits=limits, concurrency=concurrency))
     say(f"replaying {len(again)} episodes in another process")

@@ -113,7 +113,7 @@ async def _played(
 ) -> Trajectory:
     from agentgym.cli.terminal_text import RewardedSteps, ShownPolicy
     from agentgym.evaluate.agents import check_plays, policy_maker
-    from agentgym.policies.human import HumanPolicy
+    from agentgym.policies.base import HumanPolicy
     from agentgym.rollout.episode import Episode, Limits, close_env, run_episode
 
     steps = RewardedSteps(found.make())

@@ -145,6 +145,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         open_files = raise_open_files(args.max_sessions + args.workers)
     except ValueError as error:
         raise UsageError(f"--max-sessions: {error}") from error
+    seconds = {name: getattr(args, name) for _, name, _ in _LIMITS}
     same = ("host", "port", "max_sessions", "max_sessions_per_token", "workers", "sessions_per_worker", "token_file")
     try:
         return ServeSettings(
@@ -153,9 +154,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             allowed_hosts=tuple(name.lower() for name in args.allow_host),
             cert=str(args.tls_cert) if args.tls_cert else None,
             key=str(args.tls_key) if args.tls_key else None,
-            limits=ServiceLimits(
-                **{name: getattr(args, name) for _, name, _ in _LIMITS}, message_bytes=args.max_message
-            ),
+            limits=ServiceLimits(**seconds, message_bytes=args.max_message),
             bounds=Bounds(args.session_memory, open_files, args.session_pids),
             drain_seconds=args.drain_timeout,
             sandbox=sandbox,

@@ -45,9 +45,7 @@ class Screen:
         content = message.get("content")
         text = text_of(message)
         if isinstance(content, list):
-            text = "\n".join(
-                part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content
-            )
+            text = "\n".join(p["text"] if p.get("type") == "text" else f"[{p.get('type')}]" for p in content)
         if text:
             self.say(text)
         for call in message.get("tool_calls") or ():

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from agentgym.core.messages import Message
 
@@ -135,9 +135,7 @@ class TaskSet(Sequence[Task]):
         return cls._parsed(path, rows, parse, name)
 
     @classmethod
-    def _parsed(
-        cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None
-    ) -> "TaskSet":
+    def _parsed(cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None) -> Self:
         tasks = []
         for place, number, row in rows:
             try:

@@ -177,9 +177,8 @@ async def judge_group(
     orders = [list(played) for _ in judge._models]
     for sample, order in enumerate(orders):
         random.Random(f"{seed} {group.task_id} {sample}").shuffle(order)
-    samples = await together(
-        _compared(judge, model, group, order, task, by) for model, order in zip(judge._models, orders, strict=True)
-    )
+    asked = zip(judge._models, orders, strict=True)
+    samples = await together(_compared(judge, model, group, order, task, by) for model, order in asked)
     for place in played:
         numbers = [sample[order.index(place)] for sample, order in zip(samples, orders, strict=True)]
         result[place] = math.fsum(numbers) / len(numbers)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
-from agentgym.core.env import Env, failed_step, is_async
+from agentgym.core.env import Env, Opening, failed_step, is_async
 from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of, has_executor, name_of
-from agentgym.core.messages import Message, Observation, text_of
+from agentgym.core.messages import Message, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
 from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
@@ -166,9 +166,7 @@ async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     return await asyncio.to_thread(up)
 
 
-async def _begin(
-    env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
-) -> tuple[Observation, dict[str, Any]]:
+async def _begin(env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits) -> Opening:
     """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread together: changing threads takes time."""
     bound = False
 

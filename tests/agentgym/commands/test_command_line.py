@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli import main
-from agentgym.cli.parser import COMMANDS, command_line
+from agentgym.cli import COMMANDS, command_line, main
 from agentgym.core.usage_error import nearest
 
 ROOT = Path(__file__).parents[3]
@@ -114,11 +113,11 @@ def imported_by(code):
 
 
 def test_help_and_completion_import_nothing_heavy():
-    assert not imported_by("from agentgym.cli.parser import command_line; command_line()") & set(HEAVY)
+    assert not imported_by("from agentgym.cli import command_line; command_line()") & set(HEAVY)
     line = {"_ARGCOMPLETE": "1", "COMP_LINE": "agentgym eval froz", "COMP_POINT": "18"}
     code = f"""
 import contextlib, io, os
-from agentgym.cli.parser import command_line
+from agentgym.cli import command_line
 from agentgym.cli.completion import answer_shell
 os.environ.update({line})
 answer = io.StringIO()
