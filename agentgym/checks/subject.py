@@ -8,7 +8,6 @@ import os
 import random
 import re
 import sys
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -190,11 +189,8 @@ class Subject:
         raise Hung(what, seconds, place)
 
     def _where(self) -> str:
-        frames = sys._current_frames()
-        for thread in threading.enumerate():
-            if thread.name == self.executor.name and (place := self.home.place_in(frames.get(thread.ident or 0))):
-                return place
-        place = ""
+        if place := self.home.place_in(sys._current_frames().get(self.executor.thread or 0)):
+            return place
         for task in asyncio.all_tasks():
             waited: Any = task.get_coro() if task.get_name() == self.executor.name else None
             while (frame := getattr(waited, "cr_frame", None)) is not None:

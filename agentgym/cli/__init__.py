@@ -20,9 +20,9 @@ from agentgym.core.usage_error import UsageError, instead, nearest
 # By use, as `agentgym --help` shows them: each command and its module of `agentgym.cli`.
 COMMANDS = {
     "evaluate": {"eval": "evaluate", "compare": "runs", "rescore": "runs", "play": "play"},
-    "look": {"view": "runs", "list": "list_envs"},
+    "look": {"view": "runs", "list": "environments"},
     "serve": {"serve": "serve"},
-    "write environments": dict.fromkeys(("init", "check", "validate", "export"), "authoring"),
+    "write environments": dict.fromkeys(("init", "check", "validate", "export"), "environments"),
     "this machine": {"doctor": "machine", "sandbox": "machine", "data": "machine", "completion": "completion"},
 }
 _WIDTH = 12  # of the column of commands

@@ -257,9 +257,20 @@ def _seconds(text: str) -> float:
 
 
 def _eval(args: argparse.Namespace) -> int:
+    from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
+
     suite = _suite(args)
     agents = list({cell.agent.name: cell.agent for cell in suite.cells}.values())
-    for note in _prepared(suite, agents, args):
+    if args.no_store and (args.out or args.resume):
+        raise UsageError("--no-store stores nothing: leave out --out and --resume")
+    with usage_errors(ValueError):
+        check_agents(agents, _serve_args(args))
+        if suite.budget.cost is not None:
+            check_prices(agents, suite.prices)
+        notes = check_envs(suite.cells)
+        if not args.no_probe:
+            notes += asyncio.run(check_endpoints(agents))
+    for note in notes:
         _tell(args, note)
     with contextlib.ExitStack() as open_things:
         if args.no_store:
@@ -272,19 +283,6 @@ def _eval(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace, text: str) -> None:
     if not args.quiet:
         print(text, file=sys.stderr)
-
-
-def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -> list[str]:
-    from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
-
-    if args.no_store and (args.out or args.resume):
-        raise UsageError("--no-store stores nothing: leave out --out and --resume")
-    with usage_errors(ValueError):
-        check_agents(agents, _serve_args(args))
-        if suite.budget.cost is not None:
-            check_prices(agents, suite.prices)
-        notes = check_envs(suite.cells)
-        return notes if args.no_probe else [*notes, *asyncio.run(check_endpoints(agents))]
 
 
 def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:

@@ -17,8 +17,6 @@ from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
     from agentgym.cli.terminal_text import Screen
@@ -151,7 +149,9 @@ def _pause(console: Console) -> None:
 def _read(prompt: str, console: Console) -> str:
     from agentgym.cli.terminal_text import plain
 
-    with _interruptible():
+    # Ctrl-C ends the reading at once; asyncio's own handler would wait for the line.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         if sys.stdin.isatty() and sys.stdout.isatty() and not console.stderr:
             with contextlib.suppress(ImportError):  # what gives input() editing and history
                 importlib.import_module("readline")
@@ -163,13 +163,5 @@ def _read(prompt: str, console: Console) -> str:
         if not line:
             raise EOFError
         return line.removesuffix("\n").removesuffix("\r")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the reading at once; asyncio's own handler would wait for the line."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
     finally:
         signal.signal(signal.SIGINT, before)

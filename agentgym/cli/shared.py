@@ -49,19 +49,15 @@ def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
             found.load()
             return replace(found, kwargs={**found.kwargs, **kwargs}) if kwargs else found
     except UnknownEnvError as error:
-        raise UsageError(f"{error}{_not_installed(id)}") from error
+        project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
+        if not (Path(project) / "pyproject.toml").is_file():
+            raise UsageError(str(error)) from error
+        remedy = f"the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
+        raise UsageError(f"{error}; {remedy}") from error
     except SyntaxError as error:
         raise UsageError(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _not_installed(id: str) -> str:
-    """A hint to install the package of that name in the current folder."""
-    project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
-    if not (Path(project) / "pyproject.toml").is_file():
-        return ""
-    return f"; the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
 
 
 def _in_file(named: str) -> str:

@@ -112,7 +112,7 @@ def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
         message["tool_calls"] = [_checked_call(call) for call in given["tool_calls"]]
     message |= {name: given[name] for name in REASONING if given.get(name)}
     reason = finish_reason if isinstance(finish_reason, str) else None
-    return Reply(assistant(message), usage=usage_of(usage), finish_reason=reason)
+    return Reply(assistant(message), usage=token_counts(usage), finish_reason=reason)
 
 
 def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": dict(function)}
 
 
-def usage_of(given: Any) -> dict[str, int]:
+def token_counts(given: Any) -> dict[str, int]:
     """An endpoint's token counts by the names of `Reply.usage`; missing ones are left out."""
     if not isinstance(given, Mapping):
         return {}
