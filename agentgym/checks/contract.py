@@ -176,10 +176,14 @@ async def tasks(subject: Subject, alone: list[Played]) -> list[Finding]:
     """The first tasks of each split are JSON, their ids unique, and no id is in two splits."""
     owner: dict[str, str] = {}
     read: dict[str, tuple[list[Task], int]] = {}
+    source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
     for split in SPLITS:
 
         def first(split: str = split) -> tuple[list[Task], int]:
-            tasks = tasks_of(subject, split)
+            try:
+                tasks = source(split)
+            except ValueError:
+                return [], 0
             return first_tasks(tasks, 2_000, min(2.0, subject.timeout / 2)), len(tasks)
 
         read[split] = await subject.call(f"tasks of the split {split!r}", first)
@@ -217,14 +221,6 @@ def sizes_of(read: Mapping[str, tuple[list[Task], int]]) -> str:
         for split, (tasks, total) in read.items()
     )
     return ", ".join(parts)
-
-
-def tasks_of(subject: Subject, split: str) -> TaskSet:
-    source = subject.spec.tasks if subject.spec is not None else subject.bare.default_tasks
-    try:
-        return source(split)
-    except ValueError:
-        return TaskSet([])
 
 
 async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:

@@ -100,8 +100,7 @@ class Env(gymnasium.Env[Observation, Action]):
         super().__init_subclass__(**kwargs)
         cls.async_methods = _async_methods(cls)
         if "step" in vars(cls):
-            guard: Any = _ended_by_agent_async if "step" in cls.async_methods else _ended_by_agent
-            cls.step = guard(cls.step)  # type: ignore[method-assign]
+            cls.step = _ended_by_agent(cls.step)  # type: ignore[method-assign]
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
@@ -221,7 +220,7 @@ def failed_step(cause: str, reward: float) -> Step:
     return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
 
 
-def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action], Any]:
+def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Any:
     """A `step` that ends the episode where the agent's programs broke it. A `step` that another `step` calls is left alone."""
 
     @functools.wraps(step)
@@ -239,12 +238,8 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
             self._stepping = False
         return _counted(self, outcome)
 
-    return guarded
-
-
-def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Callable[[Any, Action], Awaitable[Any]]:
     @functools.wraps(step)
-    async def guarded(self: Env, action: Action) -> Any:
+    async def guarded_async(self: Env, action: Action) -> Any:
         if self._stepping:
             return await step(self, action)
         self._stepping = True
@@ -258,7 +253,7 @@ def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Call
             self._stepping = False
         return _counted(self, outcome)
 
-    return guarded
+    return guarded_async if inspect.iscoroutinefunction(step) else guarded
 
 
 def _counted(env: Env, outcome: Any) -> Any:

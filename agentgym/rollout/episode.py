@@ -7,6 +7,7 @@ programs broke is no failure: see `agentgym.core.agent_failure`.
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -232,7 +233,6 @@ async def run_many(
     on_end: Callable[[Trajectory], None] | None = None,
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
-    keep: bool = True,
     play: "Rollout | None" = None,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
@@ -246,7 +246,6 @@ async def run_many(
             the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
-        keep: False returns nothing, so that trajectories need not stay in memory.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
 
     Raises:
@@ -256,8 +255,7 @@ async def run_many(
     results: dict[int, Trajectory] = {}
 
     def ended(index: int, trajectory: Trajectory) -> None:
-        if keep:
-            results[index] = trajectory
+        results[index] = trajectory
         if on_end is not None:
             on_end(trajectory)
 
@@ -293,50 +291,31 @@ async def run_batches(
     """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
-    waiting = _Waiting(batches)
+    left = {batch: deque(range(len(batch.episodes))) for batch in batches}
+    slots = dict.fromkeys(batches, 0)
+    begun: set[Batch] = set()
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        slot: _EnvSlot | None = None
-        try:
-            while go_on() and (taken := waiting.take(None if slot is None else slot.batch)):
-                batch, index = taken
-                if slot is None or slot.batch is not batch:
-                    if slot is not None:
-                        slot.close()
-                    slot = _EnvSlot(batch, retries, closing)
-                batch.on_end(index, await slot.run(batch.episodes[index]))
-        finally:
-            if slot is not None:
+        while waiting := [batch for batch in batches if left[batch]]:
+            batch = min(waiting, key=slots.__getitem__)
+            slot = _EnvSlot(batch, retries, closing)
+            slots[batch] += 1
+            try:
+                while left[batch]:
+                    if not go_on():
+                        return
+                    index = left[batch].popleft()
+                    if batch not in begun:
+                        begun.add(batch)
+                        batch.on_begin()
+                    batch.on_end(index, await slot.run(batch.episodes[index]))
+            finally:
                 slot.close()
+                slots[batch] -= 1
 
     total = sum(len(batch.episodes) for batch in batches)
     await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
-
-
-class _Waiting:
-    def __init__(self, batches: Sequence[Batch]):
-        self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
-        self._slots = dict.fromkeys(batches, 0)
-        self._begun: set[Batch] = set()
-
-    def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
-        """The next episode for a slot: of its own batch, else of the one with the fewest slots; None at the end."""
-        if batch is not None:
-            if (index := next(self._left.get(batch, iter(())), None)) is not None:
-                return batch, index
-            self._left.pop(batch, None)
-            self._slots[batch] -= 1
-        while self._left:
-            found = min(self._left, key=self._slots.__getitem__)
-            if (index := next(self._left[found], None)) is not None:
-                self._slots[found] += 1
-                if found not in self._begun:
-                    self._begun.add(found)
-                    found.on_begin()
-                return found, index
-            del self._left[found]
-        return None
 
 
 async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
