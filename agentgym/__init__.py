@@ -3,6 +3,8 @@
 Names are imported on first use, so `import agentgym` itself costs almost nothing.
 """
 
+# ruff: noqa: F401 - type checkers alone read the imports below
+
 from __future__ import annotations
 
 import importlib
@@ -25,39 +27,9 @@ _MODULES = {
     "checks.check_env": ("check_env",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = [
-    "AsyncEnv",
-    "Blocking",
-    "ChatPolicy",
-    "Env",
-    "EnvSpec",
-    "Group",
-    "Limits",
-    "Message",
-    "Policy",
-    "Reply",
-    "ScriptedPolicy",
-    "Task",
-    "TaskSet",
-    "Tokens",
-    "ToolSet",
-    "Trajectory",
-    "Turn",
-    "Wrapper",
-    "__version__",
-    "assistant",
-    "check_env",
-    "make",
-    "register",
-    "registry",
-    "run_episode",
-    "run_many",
-    "spec",
-    "tool",
-    "user",
-]
+__all__ = list(_HOME)
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names, for programs that read types
     from agentgym.checks.check_env import check_env
     from agentgym.core.env import AsyncEnv, Blocking, Env, Wrapper
     from agentgym.core.messages import Message, assistant, user

@@ -53,7 +53,7 @@ _DESCRIPTIONS = {
 def register_all() -> None:
     """Register all environments. This is the package's entry point in the group `agentgym.envs`."""
     from agentgym.core.registration import Adapter, register, register_adapter
-    from agentgym.datasets.catalogue import register_data
+    from agentgym.datasets import register_data
 
     for prefix, entry_point, install, example in _ADAPTERS:
         register_adapter(Adapter(prefix, entry_point, install, _DESCRIPTIONS[prefix], example))

@@ -5,8 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentgym.datasets import HubData
-from agentgym.datasets.catalogue import DataSet, Rows
+from agentgym.datasets import DataSet, HubData, Rows
 from agentgym.storage.jsonl import line_of
 
 HUMANEVAL, MBPP, SVAMP = "humaneval/HumanEval.jsonl.gz", "mbpp/mbpp.jsonl", "svamp/svamp.jsonl"

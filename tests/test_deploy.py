@@ -19,8 +19,8 @@ import yaml
 from base_image import base_image
 from compose_spec import PyCompose
 
-from agentgym.cli.parser import command_line
-from agentgym.cli.serve_options import settings_of
+from agentgym.cli import command_line
+from agentgym.cli.serve import settings_of
 from agentgym.core.registration import make
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import run_episode

@@ -18,7 +18,7 @@ from agent_train.cli import main as agent_train
 from agent_train.config.compose import compose
 from agentgym.cli import main as agentgym
 from agentgym.core.registration import spec
-from agentgym.datasets.catalogue import data_sets, missing_files
+from agentgym.datasets import data_sets, missing_files
 from agentgym.sandbox.images.build import WAYS, image_names, rootfs
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")

@@ -4,12 +4,11 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from agentgym.checks import contract, isolation
-from agentgym.checks.findings import NOTE, OK, PROBLEM, Finding, named, said
-from agentgym.checks.subject import Hung, Played, Subject, home_of, made
+from agentgym.checks import contract
+from agentgym.checks.subject import NOTE, OK, PROBLEM, Finding, Hung, Played, Subject, home_of, named, said
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec, spec
 
@@ -18,24 +17,24 @@ _BEAT = 0.1  # seconds between signs of life
 Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
 # In their order: `values` plays the episodes that the rest compares with, `close` is the last.
 _FIRST: dict[str, Check] = {
-    "spec": isolation.spec,
+    "spec": contract.spec,
     "tasks": contract.tasks,
     "tools": contract.tools,
     "values": contract.values,
 }
 _SAME: dict[str, Check] = {
     "repeats": contract.repeats,
-    "concurrency": isolation.concurrency,
-    "other process": isolation.other_process,
+    "concurrency": contract.concurrency,
+    "other process": contract.other_process,
 }
 _REST: dict[str, Check] = {
-    "seeds": isolation.seeds,
-    "process state": isolation.process_state,
+    "seeds": contract.seeds,
+    "process state": contract.process_state,
     "any action": contract.any_action,
     "end": contract.end,
     "rewards": contract.rewards,
     "gymnasium": contract.gymnasium,
-    "memory": isolation.memory,
+    "memory": contract.memory,
     "close": contract.close,
 }
 CHECKS = (*_FIRST, *_SAME, *_REST)
@@ -95,7 +94,7 @@ class _Watched:
         return Finding(self._check, PROBLEM, text, place)
 
     async def run(self) -> None:
-        beating = asyncio.create_task(self._keep_beating())
+        self._beat()
         try:
             await self._examine()
         except Hung as hung:
@@ -103,46 +102,45 @@ class _Watched:
         except Exception as error:
             self.refused = error
         finally:
-            beating.cancel()
             self.done.set()
             if self._subject is not None:
                 # A call that was given up ends first, or the executor would take its end for the call's.
                 await asyncio.sleep(0)
                 self._subject.executor.stop()
 
-    async def _keep_beating(self) -> None:
-        while True:
-            self.beat = time.monotonic()
-            await asyncio.sleep(_BEAT)
+    def _beat(self) -> None:
+        self.beat = time.monotonic()
+        asyncio.get_running_loop().call_later(_BEAT, self._beat)
 
     async def _examine(self) -> None:
         if isinstance(self._what, EnvSpec):
-            self._subject = await made(self._what, self._timeout)
+            self._subject = await Subject.made(self._what, self._timeout)
         else:
             known = self._what.unwrapped.spec
             known = known if isinstance(known, EnvSpec) else None
             self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
         alone: list[Played] = []
-        if await self._pass(_FIRST, self._subject, alone):
-            checks = _SAME | _REST
-            if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
-                checks = {name: _REST[name] for name in _ALWAYS}
-            elif self._subject.spec is not None and self._subject.spec.nondeterministic:
-                self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
-                checks = _REST
-            await self._pass(checks, self._subject, alone)
+        for name, check in self._chosen(self._subject):
+            self._check = name
+            try:
+                found = await check(self._subject, alone)
+            except Hung as hung:
+                self.found.append(Finding(name, PROBLEM, str(hung), hung.place))
+                break
+            except Exception as error:
+                found = [Finding(name, PROBLEM, said(error), self._subject.home.place_of(error))]
+            self.found += named(name, found) or [Finding(name, OK)]
         if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
-    async def _pass(self, checks: dict[str, Check], subject: Subject, alone: list[Played]) -> bool:
-        for name, check in checks.items():
-            self._check = name
-            try:
-                found = await check(subject, alone)
-            except Hung as hung:
-                self.found.append(Finding(name, PROBLEM, str(hung), hung.place))
-                return False
-            except Exception as error:
-                found = [Finding(name, PROBLEM, said(error), subject.home.place_of(error))]
-            self.found += named(name, found) or [Finding(name, OK)]
-        return True
+    def _chosen(self, subject: Subject) -> Iterator[tuple[str, Check]]:
+        """The checks to be done, by what those before have found."""
+        yield from _FIRST.items()
+        if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
+            yield from ((name, _REST[name]) for name in _ALWAYS)
+            return
+        if subject.spec is not None and subject.spec.nondeterministic:
+            self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
+        else:
+            yield from _SAME.items()
+        yield from _REST.items()

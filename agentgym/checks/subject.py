@@ -1,24 +1,106 @@
-"""An environment under check, whose calls run in a separate thread or task and under a time limit."""
+"""Findings of checks, and an environment under check, whose calls run in a separate thread or task and under a time limit."""
 
 import asyncio
+import inspect
 import itertools
 import json
+import os
 import random
+import re
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from agentgym.checks.findings import Home
-from agentgym.core.env import Env, is_async, is_finite
+from agentgym.core.env import is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
 
 MAX_STEPS = 1_000  # of an episode that does not end by itself
 _counter = itertools.count(1)
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_NOT_THE_AUTHORS = {"agentgym", "gymnasium", "numpy", "builtins", "abc", "typing", "collections", "contextlib"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: "ok", "note" or "problem", whose text says what to change, and the author's line if known."""
+
+    check: str
+    state: str
+    text: str = ""
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+class Home:
+    """The author's files: the packages or modules that an environment's classes come from."""
+
+    def __init__(self, classes: Iterable[type]):
+        self._roots: list[str] = []
+        for name in {each.__module__.partition(".")[0] for each in classes} - _NOT_THE_AUTHORS:
+            module = sys.modules.get(name)
+            folders = [folder + os.sep for folder in getattr(module, "__path__", ())]
+            self._roots += folders or filter(None, [getattr(module, "__file__", None)])
+
+    def owns(self, file: str) -> bool:
+        return file.startswith(tuple(self._roots))
+
+    def place_of(self, error: BaseException) -> str:
+        return self._first(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+    def place_in(self, frame: FrameType | None) -> str:
+        return self._first(traceback.walk_stack(frame)) if frame else ""
+
+    def line_with(self, kind: type, pattern: re.Pattern[str]) -> str:
+        try:
+            file = inspect.getsourcefile(kind) or ""
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (TypeError, OSError, UnicodeDecodeError):
+            return ""
+        code = ((number, line.partition("#")[0]) for number, line in enumerate(lines, start=1))
+        return next((f"{shown(file)}:{number}" for number, line in code if pattern.search(line)), "")
+
+    def _first(self, frames: Iterable[tuple[FrameType, int]]) -> str:
+        lines = ((frame.f_code.co_filename, line) for frame, line in frames)
+        return next((f"{shown(file)}:{line}" for file, line in lines if self.owns(file)), "")
+
+
+def shown(file: str) -> str:
+    """A file's path as the author would write it: relative if it lies below the current folder."""
+    try:
+        near = os.path.relpath(file)
+    except (ValueError, OSError):  # another drive, or a current folder that is gone
+        return file
+    return file if near.startswith(os.pardir) else near
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def named(check: str, found: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, check=check) for finding in found]
+
+
+def problem(text: str, place: str = "") -> list[Finding]:
+    """One problem; the caller of the check adds its name."""
+    return [Finding("", PROBLEM, text, place)]
+
+
+def note(text: str) -> list[Finding]:
+    return [Finding("", NOTE, text)]
+
+
+def ok(text: str) -> list[Finding]:
+    return [Finding("", OK, text)]
 
 
 class Hung(BaseException):
@@ -70,6 +152,20 @@ class Subject:
     hung: bool = False
     sole: bool = False
 
+    @classmethod
+    async def made(cls, spec: EnvSpec, timeout: float) -> "Subject":
+        subject = cls(None, spec, Home([]), timeout)
+        try:
+            factory = await subject.call("importing the environment", spec.load)
+            kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
+            subject.home = Home([kind])
+            subject.env = await subject.call("making the environment", spec.make)
+        except BaseException:
+            subject.executor.stop()
+            raise
+        subject.home = home_of(subject.env)
+        return subject
+
     @property
     def bare(self) -> Any:
         return self.env.unwrapped
@@ -77,11 +173,6 @@ class Subject:
     @property
     def is_async(self) -> bool:
         return bool(self.bare.async_methods)
-
-    async def another(self) -> "Subject":
-        if self.spec is None:
-            raise ValueError("this environment was given as an object without a spec")
-        return await made(self.spec, self.timeout)
 
     async def call(
         self, what: str, function: Callable[..., Any], *args: Any, patience: float = 1.0, **kwargs: Any
@@ -98,11 +189,8 @@ class Subject:
         raise Hung(what, seconds, place)
 
     def _where(self) -> str:
-        frames = sys._current_frames()
-        for thread in threading.enumerate():
-            if thread.name == self.executor.name and (place := self.home.place_in(frames.get(thread.ident or 0))):
-                return place
-        place = ""
+        if place := self.home.place_in(sys._current_frames().get(self.executor.thread or 0)):
+            return place
         for task in asyncio.all_tasks():
             waited: Any = task.get_coro() if task.get_name() == self.executor.name else None
             while (frame := getattr(waited, "cr_frame", None)) is not None:
@@ -167,20 +255,6 @@ class Subject:
                 if terminated or truncated:
                     played.ended, played.success = True, info.get("success")
             yield played
-
-
-async def made(spec: EnvSpec, timeout: float) -> Subject:
-    subject = Subject(None, spec, Home([]), timeout)
-    try:
-        factory = await subject.call("importing the environment", spec.load)
-        kind = factory if isinstance(factory, type) else type("", (), {"__module__": factory.__module__})
-        subject.home = Home([kind])
-        env: Env = await subject.call("making the environment", spec.make)
-    except BaseException:
-        subject.executor.stop()
-        raise
-    subject.env, subject.home = env, home_of(env)
-    return subject
 
 
 def home_of(env: Any) -> Home:

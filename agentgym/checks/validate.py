@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentgym.checks.contract import SPLITS, first_tasks, sizes_of, spread
-from agentgym.checks.findings import PROBLEM, Finding, named, note, ok, problem, said
+from agentgym.checks.subject import PROBLEM, Finding, named, note, ok, problem, said
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
@@ -33,23 +33,11 @@ _NAMED = 3  # tasks that a finding names
 _BESIDE_THE_PROBLEM = frozenset({"split", "source", "index", "id"})
 
 
-@dataclass(frozen=True)
-class Score:
-    """The results of one policy: "gold" (`expert_action`), "null" (says nothing) or "random" (`random_action`, or random text).
+PlayerScore = dict[str, Any]
+"""The results of one `player`: "gold" (`expert_action`), "null" (says nothing) or "random" (`random_action`, or random text).
 
-    Rewards are mean, least and greatest; success has a 95% interval. Failed episodes count in `errors` and in no other number.
-    """
-
-    player: str
-    episodes: int
-    errors: int
-    reward: float | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    success: float | None = None
-    success_low: float | None = None
-    success_high: float | None = None
-    turns: float | None = None
+`reward` is the mean, `success` has a 95% interval. Failed episodes count in `errors` and in no other number. None without episodes.
+"""
 
 
 @dataclass
@@ -57,7 +45,7 @@ class Validation:
     env: str
     split: str
     tasks: int = 0
-    scores: list[Score] = field(default_factory=list)
+    scores: list[PlayerScore] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -100,16 +88,21 @@ async def validate(
     say("reading the tasks of every split")
     found.findings += named("splits", await asyncio.to_thread(compare_splits, spec))
     played: dict[str, list[Trajectory]] = {}
-    for player, make_policy in _players(expert, own_random, seed).items():
+    failures: list[Finding] = []
+    for player, make in _players(expert, own_random, seed).items():
         say(f"{player}: {len(tasks)} episodes")
         episodes = [Episode(task, 0, seed) for task in tasks]
         played[player] = await run_many(
-            spec.make, make_policy, episodes, concurrency=concurrency, limits=limits, env_id=spec.id
+            spec.make, make, episodes, concurrency=concurrency, limits=limits, env_id=spec.id
         )
         found.scores.append(score_of(player, played[player]))
-    found.findings += named("episodes", _failures(played)) + named("gold", gold_is_best(played))
-    scores = {score.player: score for score in found.scores}
-    if floor is None or not scores["null"].success or scores["null"].success > floor:
+        if failed := [t for t in played[player] if t.failed]:
+            text = f"{len(failed)} of {len(played[player])} episodes of {player} play failed"
+            failures += problem(f"{text}: {failed[0].error}")
+    failures = failures or ok(f"{sum(map(len, played.values()))} played, none failed")
+    found.findings += named("episodes", failures) + named("gold", gold_is_best(played))
+    scores = {score["player"]: score for score in found.scores}
+    if floor is None or not scores["null"]["success"] or scores["null"]["success"] > floor:
         found.findings += named("floor", silence_pays_least(played, own_random))
     found.findings += named("floor", floor_is_low(scores, floor, own_random))
     found.findings += await _repeats(spec, played, {task.id: task for task in tasks}, limits, concurrency, say)
@@ -129,38 +122,22 @@ def _players(expert: bool, own_random: bool, seed: int) -> dict[str, Callable[[E
     return {**gold, "null": lambda episode: NullPolicy(), "random": by_chance}
 
 
-def score_of(player: str, trajectories: Sequence[Trajectory]) -> Score:
+def score_of(player: str, trajectories: Sequence[Trajectory]) -> PlayerScore:
     ended = [t for t in trajectories if not t.failed]
+    score: PlayerScore = {"player": player, "episodes": len(ended), "errors": len(trajectories) - len(ended)}
+    names = ("reward", "reward_min", "reward_max", "success", "success_low", "success_high", "turns")
     if not ended:
-        return Score(player, 0, len(trajectories))
+        return score | dict.fromkeys(names)
     rewards = [t.reward for t in ended]
-    low, high = success_interval([[t.success] for t in ended])
-    return Score(
-        player,
-        episodes=len(ended),
-        errors=len(trajectories) - len(ended),
-        reward=_mean(ended),
-        reward_min=min(rewards),
-        reward_max=max(rewards),
-        success=sum(t.success for t in ended) / len(ended),
-        success_low=low,
-        success_high=high,
-        turns=sum(len(t.turns) for t in ended) / len(ended),
-    )
+    success = sum(t.success for t in ended) / len(ended)
+    interval = success_interval([[t.success] for t in ended])
+    turns = sum(len(t.turns) for t in ended) / len(ended)
+    return score | dict(zip(names, (_mean(ended), min(rewards), max(rewards), success, *interval, turns), strict=True))
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> float:
     rewards = [t.reward for t in trajectories if not t.failed]
     return sum(rewards) / len(rewards) if rewards else 0.0
-
-
-def _failures(played: dict[str, list[Trajectory]]) -> list[Finding]:
-    found = []
-    for player, trajectories in played.items():
-        if failed := [t for t in trajectories if t.failed]:
-            text = f"{len(failed)} of {len(trajectories)} episodes of {player} play failed"
-            found += problem(f"{text}: {failed[0].error}")
-    return found or ok(f"{sum(map(len, played.values()))} played, none failed")
 
 
 def gold_is_best(played: dict[str, list[Trajectory]]) -> list[Finding]:
@@ -208,22 +185,21 @@ def silence_pays_least(played: dict[str, list[Trajectory]], own_random: bool) ->
     return found + note(f"{text}: that may be chance; play more tasks (-n)")
 
 
-def floor_is_low(scores: dict[str, Score], floor: float | None, own_random: bool) -> list[Finding]:
+def floor_is_low(scores: dict[str, PlayerScore], floor: float | None, own_random: bool) -> list[Finding]:
     """Null and random policies rarely succeed."""
-    gold, found = scores.get("gold"), []
+    gold, found = scores.get("gold", {}).get("success"), []
     for player in ("null", "random"):
-        score = scores[player]
-        if score.success is None or score.success_low is None or score.success_high is None:
+        if (success := scores[player]["success"]) is None:
             continue
-        interval = f"95%: {score.success_low:.1%} to {score.success_high:.1%}"
-        reach = f"{player} play succeeds in {score.success:.1%} ({interval})"
+        interval = f"95%: {scores[player]['success_low']:.1%} to {scores[player]['success_high']:.1%}"
+        reach = f"{player} play succeeds in {success:.1%} ({interval})"
         if player == "random" and not own_random:
             reach += _RANDOM_WORDS
-        if floor is not None and score.success > floor:
+        if floor is not None and success > floor:
             found += problem(f"{reach}, more than the floor of {floor:.1%}")
-        elif floor is None and player == "null" and score.success > 0:
+        elif floor is None and player == "null" and success > 0:
             found += problem(f"{reach}: an empty reply should earn nothing; if it may, say how much with --floor")
-        elif floor is None and gold is not None and gold.success is not None and score.success >= gold.success:
+        elif floor is None and gold is not None and success >= gold:
             found += problem(f"{reach}, no less than gold: the tasks tell nobody apart")
         else:
             found += ok(reach)
@@ -241,9 +217,7 @@ async def _repeats(
     if spec.nondeterministic:
         return named("repeats", note("not proved: it is registered with nondeterministic=True"))
     before = [t for trajectories in played.values() for t in trajectories[:_REPLAYED] if not t.failed]
-    again = [
-        (Episode(tasks[t.task_id], number, t.seed), [turn.reply for turn in t.turns]) for number, t in enumerate(before)
-    ]
+    again = [(Episode(tasks[t.task_id], i, t.seed), [turn.reply for turn in t.turns]) for i, t in enumerate(before)]
     say(f"replaying {len(again)} episodes here")
     here = _compared("played again", before, await replay(spec, again, limits=limits, concurrency=concurrency))
     say(f"replaying {len(again)} episodes in another process")

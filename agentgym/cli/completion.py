@@ -6,12 +6,13 @@ folders.
 """
 
 import argparse
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentgym.cli.output import print_json
+from agentgym.cli.shared import print_json
 from agentgym.core.usage_error import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -22,7 +23,7 @@ _ENV_FILES = (".py", ".yaml", ".yml")  # an environment's own file, and a suite'
 Words = dict[str, str]  # each with a description, or ""
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_completion(commands: argparse._SubParsersAction) -> None:
     completion = commands.add_parser(
         "completion",
         help="a script that makes a shell complete commands, options, environments and runs",
@@ -94,7 +95,7 @@ def _images(prefix: str) -> Words:
 
 
 def _data(prefix: str) -> Words:
-    from agentgym.datasets.catalogue import data_sets
+    from agentgym.datasets import data_sets
 
     return {name: data.items for name, data in data_sets().items()}
 
@@ -110,18 +111,14 @@ def _runs(prefix: str) -> Words:
 def _files(prefix: str, folders_only: bool = False) -> Words:
     """The files and folders that a word may become. Hidden ones only if the word begins with a dot."""
     above, name = os.path.split(prefix)
-    try:
-        entries = sorted(os.scandir(os.path.expanduser(above) or "."), key=lambda entry: entry.name)
-    except OSError:
-        return {}
+    folder = os.path.expanduser(above)
     found = {}
-    for entry in entries:
-        if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
-            path = os.path.join(above, entry.name)
-            if entry.is_dir():
-                found[f"{path}/"] = ""
-            elif not folders_only:
-                found[path] = ""
+    for entry in sorted(glob.glob(f"{glob.escape(name)}*", root_dir=folder or None)):
+        path = os.path.join(above, entry)
+        if os.path.isdir(os.path.join(folder, entry)):
+            found[f"{path}/"] = ""
+        elif not folders_only:
+            found[path] = ""
     return found
 
 

@@ -1,3 +1,5 @@
+"""The command `agentgym eval`: its options, the suite made of them, and the run."""
+
 from __future__ import annotations
 
 import argparse
@@ -11,12 +13,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.evaluate_options import LIMITS, add_options, option_of, suite_from
-from agentgym.cli.output import print_json, print_table
+from agentgym.cli.shared import ENVS, add_kwargs, find_modules, print_json, print_table, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
@@ -25,22 +27,250 @@ if TYPE_CHECKING:
     from agentgym.evaluate.suite import Suite
 
 _SAY_SECONDS = 10.0
+_SUITES = (".yaml", ".yml")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_EXTENT = ("split", "n", "k", "seed", "max_turns", "shuffle")
+_LIMITS = {
+    "episode_limit": "episodes",
+    "token_limit": "tokens",
+    "cost_limit": "cost",
+    "time_limit": "seconds",
+    "max_episode_tokens": "episode_tokens",
+    "episode_timeout": "episode_seconds",
+    "answer_timeout": "answer_seconds",
+    "step_timeout": "step_seconds",
+}
+_AGENTS = ("policy", "model", "serve", "agent", "script")
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_eval(commands: argparse._SubParsersAction) -> None:
+    """None stands for an option that is not given, so that a suite's own value holds."""
     command = commands.add_parser(
         "eval",
         help="evaluate models, agents and policies on environments",
         usage="agentgym eval ENV... --model M --base-url URL [options]\n       agentgym eval SUITE.yaml [options]",
     )
-    add_options(command)
     command.set_defaults(run=_eval)
+    add = command.add_argument
+    add("envs", nargs="*", metavar="ENV", help=f"{ENVS}; or one file of a suite, NAME.yaml")
+    add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
+    add("--resume", type=Path, metavar="RUN", help="resume the run in this folder with its original options")
+    _add_agents(command)
+    group = command.add_argument_group("what is played")
+    add = group.add_argument
+    add("--split", help="which tasks (default: test)")
+    add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
+    add("--task", action="append", metavar="ID", help="play only this task instead of the first N; repeatable")
+    shuffle = "shuffle the split by --seed before taking the first N"
+    add("--shuffle", action="store_true", default=None, help=shuffle)
+    add("-k", "--k", type=int, metavar="K", help="episodes of each task (default: 1)")
+    add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
+    add_kwargs(group, "keyword arguments of the environments")
+    add = command.add_argument_group("limits of an episode").add_argument
+    add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
+    add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
+    add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
+    add("--answer-timeout", type=_seconds, metavar="TIME", help="time limit of one answer, retries too (default: 300s)")
+    add("--step-timeout", type=_seconds, metavar="TIME", help="time limit of one environment step (default: 60s)")
+    add("--retries", type=int, help="retries of a failed episode (default: 1)")
+    about = "one that is reached ends the run with exit code 3; started again, it goes on"
+    add = command.add_argument_group("limits of the whole run", about).add_argument
+    add("--episode-limit", type=int, metavar="N", help="episodes")
+    add("--token-limit", type=int, metavar="N", help="tokens read and written, by the endpoints' count")
+    add("--cost-limit", type=float, metavar="USD", help="US dollars, by --prices")
+    add("--time-limit", type=_seconds, metavar="TIME", help="seconds, 90s, 10m, 2h; of this start of the run")
+    add("--prices", type=Path, metavar="FILE", help="what tokens cost: a YAML or JSON table by model")
+    add("--concurrency", type=int, metavar="N", help="episodes at a time (default: 64)")
+    add = command.add_argument_group("what it leaves behind").add_argument
+    out = "the run's folder (default: a new one in runs/); an existing run is resumed"
+    add("--out", type=Path, metavar="DIR", help=out)
+    add("--no-store", action="store_true", help="store nothing")
+    add("--no-probe", action="store_true", help="do not check endpoints and models before the start")
+    add("--parts", action="store_true", help="also print tables by tag and by difficulty")
+    add("--quiet", action="store_true", help="print only the results, no progress")
+    add("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_agents(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what plays", "each may be given several times: all play all environments")
+    add = group.add_argument
+    policies = ("chat", "expert", "random", "null")
+    add("--policy", action="append", choices=policies, help="chat: a --model (default); null: says nothing")
+    add("--model", action="append", metavar="NAME", help="a model at an endpoint")
+    base_url = "its endpoint, such as http://localhost:8000/v1; one, or one for each model"
+    add("--base-url", action="append", metavar="URL", help=base_url)
+    add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
+    add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
+    add("--agent", action="append", metavar="MODULE:NAME", help="your own agent: a Python function or class")
+    add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
+    add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
+    add("--name", help="name of the agent in the results, if there is only one")
+    group = command.add_argument_group("how models answer (default: as the endpoint likes)")
+    add = group.add_argument
+    add("--system", metavar="TEXT", help="a system message, placed before the environment's own")
+    add("--stop", action="append", metavar="TEXT", help="stop sequence of answers; repeatable")
+    add("--temperature", type=float, help="sampling temperature")
+    add("--top-p", type=float, help="nucleus sampling: keep the most likely tokens up to this total probability")
+    add("--max-tokens", type=int, help="maximum tokens of one answer")
+    add("--reasoning-effort", metavar="LEVEL", help="low, medium or high; sent as reasoning_effort")
+    send_reasoning = "send the reasoning of earlier turns back to the model"
+    add("--send-reasoning", action="store_true", default=None, help=send_reasoning)
+    add_kwargs(group, "extra fields of every request", "--extra")
+    stream = "stream answers; --timeout then limits the time between two chunks"
+    add("--stream", action="store_true", default=None, help=stream)
+    add("--timeout", type=_seconds, metavar="TIME", help="time limit of one request (default: 120s)")
+    add("--request-retries", type=int, metavar="N", help="retries of one request (default: 5)")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _suite(args: argparse.Namespace) -> Suite:
+    from agentgym.evaluate.suite import read_suite, suite_of
+
+    file = args.suite
+    if file is None and len(args.envs) == 1 and args.envs[0].endswith(_SUITES):
+        file, args.envs = Path(args.envs[0]), []
+    with usage_errors(ValueError):
+        if args.resume is not None:
+            return _resumed(args)
+        if file is None:
+            return suite_of(_record(args), spec_of)
+        record = read_suite(file)
+        if args.envs or args.kwargs or args.task:
+            given = "--kwargs" if args.kwargs else "--task" if args.task else args.envs[0]
+            raise ValueError(f"{given}: {file} has the environments")
+        try:
+            return suite_of(_over(record, args), spec_of)
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{file}: {error}") from error
+
+
+def _record(args: argparse.Namespace) -> dict[str, Any]:
+    if not args.envs:
+        raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
+    if suites := [name for name in args.envs if name.endswith(_SUITES)]:
+        raise UsageError(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
+    if args.task and (args.n is not None or args.shuffle):
+        raise UsageError("--task names the tasks: leave out -n and --shuffle")
+    envs = [{"id": id, "kwargs": args.kwargs, "tasks": args.task} for id in dict.fromkeys(args.envs)]
+    more = f"+{len(envs) - 1}" if len(envs) > 1 else ""
+    record = _over({"envs": envs, "name": f"{args.envs[0]}{more}"}, args)
+    if not record.get("agents"):
+        players = "--policy expert, random or null, --agent, --script, --serve"
+        raise UsageError(f"--model and --base-url are needed, or {players}")
+    return record
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def _over(record: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The suite with values of the command line in place of those in the file."""
+    given = _given(args, _EXTENT)
+    if agents := _agents(args):
+        given["agents"] = agents
+    envs = record.get("envs")
+    if isinstance(envs, list):
+        own = [{k: v for k, v in env.items() if k not in given} if isinstance(env, dict) else env for env in envs]
+        record = {**record, "envs": own}
+    given |= _given(args, ("concurrency", "retries"))
+    if args.prices is not None:
+        given["prices"] = str(args.prices)
+    if limits := _limits(args):
+        stored = record.get("limits")
+        given["limits"] = {**stored, **limits} if isinstance(stored, dict) else limits
+    return {**record, **given}
+
+
+def _resumed(args: argparse.Namespace) -> Suite:
+    from agentgym.evaluate.budget import Prices
+    from agentgym.evaluate.suite import limits_of, suite_in
+
+    fixed = (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
+    if asked := args.envs or [_option(name) for name in fixed if getattr(args, name)]:
+        raise UsageError(f"--resume uses the options stored in the folder: leave out {asked[0]}")
+    find_modules(args.resume)
+    suite = suite_in(args.resume)
+    limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
+    given = _given(args, ("concurrency", "retries"))
+    if args.prices is not None:
+        given["prices"] = Prices.load(args.prices)
+    return replace(suite, limits=limits, budget=budget, **given)
+
+
+def _limits(args: argparse.Namespace) -> dict[str, float]:
+    return {_LIMITS[option]: value for option, value in _given(args, _LIMITS).items()}
+
+
+def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
+    entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
+    asking = _given(args, ("system", "temperature", "max_tokens", "send_reasoning", "stream", "timeout"))
+    if args.request_retries is not None:
+        asking["retries"] = args.request_retries
+    if extra := args.extra | _given(args, ("top_p", "reasoning_effort", "stop")):
+        asking["extra"] = extra
+    entries += [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
+    entries += [{"serve": folder, **asking} for folder in args.serve or ()]
+    kwargs = {"kwargs": args.agent_kwargs} if args.agent_kwargs else {}
+    entries += [{"agent": target, **kwargs} for target in args.agent or ()]
+    entries += [{"script": file} for file in args.script or ()]
+    for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
+        if getattr(args, option) and not getattr(args, needed):
+            raise UsageError(f"{_option(option)} needs --{needed}")
+    if asking and not (args.model or args.serve):
+        raise UsageError(f"{', '.join(asking)}: only valid with --model or --serve")
+    if args.name:
+        if len(entries) != 1:
+            raise UsageError(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
+        entries[0]["name"] = args.name
+    return entries
+
+
+def _urls(args: argparse.Namespace) -> list[dict[str, str]]:
+    models, urls = args.model or [], args.base_url or []
+    if models and not urls and not os.environ.get("OPENAI_BASE_URL"):
+        raise UsageError("--model and --base-url are needed (or OPENAI_BASE_URL in the environment)")
+    if len(urls) not in (0, 1, len(models)):
+        raise UsageError(f"{len(urls)} --base-url for {len(models)} --model: give one, or one for each")
+    if len(urls) == 1:
+        urls = urls * len(models)
+    return [{"base_url": url} for url in urls] if urls else [{} for _ in models]
+
+
+def _count(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number or all, not {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"a time: 90, 90s, 10m, 2h, not {text!r}")
+    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def _eval(args: argparse.Namespace) -> int:
-    suite = suite_from(args)
+    from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
+
+    suite = _suite(args)
     agents = list({cell.agent.name: cell.agent for cell in suite.cells}.values())
-    for note in _prepared(suite, agents, args):
+    if args.no_store and (args.out or args.resume):
+        raise UsageError("--no-store stores nothing: leave out --out and --resume")
+    with usage_errors(ValueError):
+        check_agents(agents, _serve_args(args))
+        if suite.budget.cost is not None:
+            check_prices(agents, suite.prices)
+        notes = check_envs(suite.cells)
+        if not args.no_probe:
+            notes += asyncio.run(check_endpoints(agents))
+    for note in notes:
         _tell(args, note)
     with contextlib.ExitStack() as open_things:
         if args.no_store:
@@ -53,19 +283,6 @@ def _eval(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace, text: str) -> None:
     if not args.quiet:
         print(text, file=sys.stderr)
-
-
-def _prepared(suite: Suite, agents: list[AgentSpec], args: argparse.Namespace) -> list[str]:
-    from agentgym.evaluate.prepare import check_agents, check_endpoints, check_envs, check_prices
-
-    if args.no_store and (args.out or args.resume):
-        raise UsageError("--no-store stores nothing: leave out --out and --resume")
-    with usage_errors(ValueError):
-        check_agents(agents, _serve_args(args))
-        if suite.budget.cost is not None:
-            check_prices(agents, suite.prices)
-        notes = check_envs(suite.cells)
-        return notes if args.no_probe else [*notes, *asyncio.run(check_endpoints(agents))]
 
 
 def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
@@ -101,7 +318,9 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
     if results is None:
         raise UsageError("there is no agent to play")
     _show(results, out, args)
-    return _exit_code(results)
+    if results.stopped is not None:
+        return 130 if results.stopped == "interrupted" else 3
+    return 1 if any(cell.errors or not cell.episodes for cell in results.cells) else 0
 
 
 @contextlib.contextmanager
@@ -112,8 +331,16 @@ def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[A
     folder = agent.settings["serve"]
     name = re.sub(r"[^\w.-]+", "-", agent.name)
     log = out / f"serve-{name}.log"
+    told = 0.0
+
+    def say(seconds: float, line: str) -> None:
+        nonlocal told
+        if seconds - told >= _SAY_SECONDS:
+            told = seconds
+            _tell(args, f"{agent.name}: starting for {seconds:.0f} s: {line}")
+
     _tell(args, f"{agent.name}: starting vLLM on {folder}; its log is {log}")
-    with serve_model(folder, log=log, args=_serve_args(args), say=_say(agent.name, args)) as place:
+    with serve_model(folder, log=log, args=_serve_args(args), say=say) as place:
         yield located(agent, *place)
 
 
@@ -122,18 +349,6 @@ def _serve_args(args: argparse.Namespace) -> list[str]:
         return shlex.split(args.serve_args or "")
     except ValueError as error:
         raise UsageError(f"--serve-args: {error}: {args.serve_args}") from error
-
-
-def _say(name: str, args: argparse.Namespace) -> Any:
-    last = 0.0
-
-    def say(seconds: float, line: str) -> None:
-        nonlocal last
-        if seconds - last >= _SAY_SECONDS:
-            last = seconds
-            _tell(args, f"{name}: starting for {seconds:.0f} s: {line}")
-
-    return say
 
 
 async def _play(
@@ -209,8 +424,8 @@ def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
     _tell(args, f"stored in {out}; to look at the episodes: agentgym view {folder}")
     errors = sum(cell.errors for cell in results.cells)
     resume = f"agentgym eval --resume {folder}"
-    if limit := next((name for name, of in LIMITS.items() if of == results.stopped), None):
-        option = option_of(limit)
+    if limit := next((name for name, of in _LIMITS.items() if of == results.stopped), None):
+        option = _option(limit)
         more = "" if results.stopped == "seconds" else f" {option} MORE"
         print(f"stopped by the limit of {results.stopped} ({option}); to go on: {resume}{more}", file=sys.stderr)
     elif results.stopped is not None:
@@ -219,11 +434,3 @@ def _show(results: Results, out: Path, args: argparse.Namespace) -> None:
         many = errors > 1
         failed = f"{errors:,} episodes failed, and are" if many else "1 episode failed, and is"
         print(f"{failed} in no mean; to play {'them' if many else 'it'} again: {resume}", file=sys.stderr)
-
-
-def _exit_code(results: Results) -> int:
-    if results.stopped == "interrupted":
-        return 130
-    if results.stopped is not None:
-        return 3
-    return 1 if any(cell.errors or not cell.episodes for cell in results.cells) else 0

@@ -10,17 +10,13 @@ import os
 import random
 import signal
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from agentgym.cli.output import print_json
-from agentgym.cli.spec_of import ENVS, add_kwargs, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
     from agentgym.cli.terminal_text import Screen
@@ -35,7 +31,7 @@ _ABOUT = """A line that you type is your answer; /help shows what else you can t
 the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 it failed, 2 your mistake, 130 Ctrl-C."""
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_play(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("play", help="play an environment yourself, or watch an agent play it", epilog=_ABOUT)
     command.add_argument("env", metavar="ENV", help=ENVS)
     add = command.add_argument
@@ -63,8 +59,7 @@ def _play(args: argparse.Namespace) -> int:
     from agentgym.cli.terminal_text import Screen
 
     agent = _agent(args)
-    found = spec_of(args.env)
-    found = replace(found, kwargs={**found.kwargs, **args.kwargs})
+    found = spec_of(args.env, args.kwargs)
     seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
     with usage_errors(ValueError, TypeError, ImportError, OSError):
@@ -116,7 +111,7 @@ async def _played(
 ) -> Trajectory:
     from agentgym.cli.terminal_text import RewardedSteps, ShownPolicy
     from agentgym.evaluate.agents import check_plays, policy_maker
-    from agentgym.policies.human import HumanPolicy
+    from agentgym.policies.base import HumanPolicy
     from agentgym.rollout.episode import Episode, Limits, close_env, run_episode
 
     steps = RewardedSteps(found.make())
@@ -154,7 +149,9 @@ def _pause(console: Console) -> None:
 def _read(prompt: str, console: Console) -> str:
     from agentgym.cli.terminal_text import plain
 
-    with _interruptible():
+    # Ctrl-C ends the reading at once; asyncio's own handler would wait for the line.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         if sys.stdin.isatty() and sys.stdout.isatty() and not console.stderr:
             with contextlib.suppress(ImportError):  # what gives input() editing and history
                 importlib.import_module("readline")
@@ -166,13 +163,5 @@ def _read(prompt: str, console: Console) -> str:
         if not line:
             raise EOFError
         return line.removesuffix("\n").removesuffix("\r")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the reading at once; asyncio's own handler would wait for the line."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
     finally:
         signal.signal(signal.SIGINT, before)

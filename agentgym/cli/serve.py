@@ -1,21 +1,30 @@
-"""The command `agentgym serve`."""
+"""The command `agentgym serve`: its options, the settings made of them, and the server."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import errno
+import math
+import re
 import signal
 import ssl
 import stat
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.output import print_json
-from agentgym.cli.serve_options import add_options, settings_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
 from agentgym.core.usage_error import UsageError
+from agentgym.hosts import host_name
+from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
+from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.tokens import TokenFileError, read_tokens
 
 if TYPE_CHECKING:
+    from agentgym.core.registration import EnvSpec
     from agentgym.service.server.env_server import EnvServer
     from agentgym.service.server.settings import ServeSettings
 
@@ -24,28 +33,267 @@ _REMEDIES = {
     errno.EADDRNOTAVAIL: ": --host is an address of this machine; 0.0.0.0 are all it has",
     errno.EACCES: ": ports below 1024 are the administrator's, give another --port",
 }
+_SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+# Limits of a session in seconds: option, the limit it sets, and its help.
+_LIMITS = (
+    ("--init-timeout", "init_seconds", "for making an environment, and for one init"),
+    ("--reset-timeout", "reset_seconds", "for one reset"),
+    ("--step-timeout", "step_seconds", "for one step; a process that takes longer is killed"),
+    ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
+    ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
+    ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
+)
+# The least values of other numbers.
+_LEAST = {
+    **dict.fromkeys(("workers", "drain_timeout", "session_pids"), 0),
+    **dict.fromkeys(("sessions_per_worker", "max_sessions", "max_sessions_per_token", "max_message"), 1),
+}
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_serve(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve environments, or sandboxes, to programs on other machines",
         description="Serve environments over HTTP and WebSockets until Ctrl-C or SIGTERM, each session in a process of its own."
         ' Elsewhere, agentgym.make("http://HOST:PORT/ENV") is such an environment.',
     )
-    add_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the address, as JSON")
     parser.set_defaults(run=_serve)
+    add = parser.add_argument
+    add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
+    add_kwargs(parser, "arguments of the environments; of one alone: {ENV: {...}}")
+    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    host = "address to listen on; any but this machine's own address needs --token-file"
+    add("--host", default="127.0.0.1", help=host)
+    tokens = (
+        "accepted bearer tokens, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with scopes out of metrics, play"
+        " and sandboxes, joined by commas (default: all); the file is read again when it changes"
+    )
+    add("--token-file", type=Path, metavar="FILE", help=tokens)
+    names = (
+        "accept this Host name on a server without tokens, such as a proxy's; may be repeated."
+        " localhost is always accepted, other names are refused"
+    )
+    add("--allow-host", action="append", default=[], metavar="NAME", help=names)
+    add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="the certificate's key, if it is in another file")
+    ahead = "processes forked in advance, so that a new session waits for no fork (default: 2)"
+    add("--workers", type=int, default=2, metavar="N", help=ahead)
+    shared = (
+        "sessions that share a process, each in a thread: they open faster and need less memory. For environments that you"
+        " trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)"
+    )
+    add("--sessions-per-worker", type=int, default=1, metavar="N", help=shared)
+    add("--max-sessions", type=int, default=256, metavar="N", help="sessions open at a time (default: 256)")
+    for_one = "sessions open at a time for one token (default: no limit)"
+    add("--max-sessions-per-token", type=int, metavar="N", help=for_one)
+    most = ServiceLimits().message_bytes
+    largest = f"largest message from a client (default: {most})"
+    add("--max-message", type=int, default=most, metavar="BYTES", help=largest)
+    drain = "seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)"
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help=drain)
+    pids = "processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)"
+    add("--session-pids", type=int, default=512, metavar="N", help=pids)
+    for option, name, what in _LIMITS:
+        value = getattr(ServiceLimits(), name)
+        add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
+    memory = (
+        "memory of a session beyond what all sessions share, child processes included, as 512MiB or 2GiB; a session"
+        " that needs more is ended alone (default: no limit)"
+    )
+    add("--session-memory", type=_size, default=0, metavar="SIZE", help=memory)
+    _add_sandboxes(parser)
+    add("--json", action="store_true", help="print the address, as JSON")
+
+
+def _add_sandboxes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    sandbox = "serve sandboxes too, or alone: elsewhere, sandbox=http://HOST:PORT runs an environment's programs here"
+    add("--sandbox", action="store_true", help=sandbox)
+    backends = ("auto", "docker", "bubblewrap")
+    add("--sandbox-backend", choices=backends, default="auto", help="sandbox back end (default: auto)")
+    most = (
+        "limits of one sandbox that a client may ask for: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
+        " in bytes (8 MiB), network=true (false); may be given several times"
+    )
+    add("--sandbox-most", action="append", default=[], metavar="NAME=VALUE", help=most)
+    total = (
+        "limits of all sandboxes together: cpus, memory in bytes, count; a client that asks for more is told"
+        " that the server is full, and waits or goes elsewhere; may be given several times (default: no limit)"
+    )
+    add("--sandbox-total", action="append", default=[], metavar="NAME=VALUE", help=total)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * (1 << _SIZES[found[2].upper()])) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"a size is like 512MiB or 2GiB, not {text!r}")
+    return size
+
+
+def settings_of(args: argparse.Namespace) -> ServeSettings:
+    """The settings of a command line. Raises `UsageError`."""
+    _check_options(args)
+    from agentgym.service.server.bounds import Bounds, raise_open_files
+    from agentgym.service.server.settings import ServeSettings
+
+    sandbox = _sandboxes(args)
+    if not args.envs and sandbox is None:
+        raise UsageError("name environments to serve, or give --sandbox")
+    try:
+        open_files = raise_open_files(args.max_sessions + args.workers)
+    except ValueError as error:
+        raise UsageError(f"--max-sessions: {error}") from error
+    seconds = {name: getattr(args, name) for _, name, _ in _LIMITS}
+    same = ("host", "port", "max_sessions", "max_sessions_per_token", "workers", "sessions_per_worker", "token_file")
+    try:
+        return ServeSettings(
+            envs=_specs_apart(args.envs, args.kwargs),
+            tokens=read_tokens(args.token_file) if args.token_file else {},
+            allowed_hosts=tuple(name.lower() for name in args.allow_host),
+            cert=str(args.tls_cert) if args.tls_cert else None,
+            key=str(args.tls_key) if args.tls_key else None,
+            limits=ServiceLimits(**seconds, message_bytes=args.max_message),
+            bounds=Bounds(args.session_memory, open_files, args.session_pids),
+            drain_seconds=args.drain_timeout,
+            sandbox=sandbox,
+            **{name: getattr(args, name) for name in same},
+        )
+    except TokenFileError as error:
+        raise UsageError(f"--token-file {error}") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    if sys.platform != "linux":
+        raise UsageError("runs on Linux alone: it takes process descriptors and epoll")
+    if not 0 <= args.port <= 65535:
+        raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")
+    if args.tls_key and not args.tls_cert:
+        raise UsageError("--tls-key needs --tls-cert")
+    for option, file in (("--tls-cert", args.tls_cert), ("--tls-key", args.tls_key)):
+        try:
+            if file is not None:
+                file.open("rb").close()
+        except OSError as error:
+            raise UsageError(f"{option} {file}: cannot be read ({error.strerror})") from error
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"--{name.replace('_', '-')} is at least {least}, not {value:g}")
+    for option, name, _ in _LIMITS:
+        if not getattr(args, name) > 0:
+            raise UsageError(f"{option} must be positive, not {getattr(args, name):g}")
+    for name in args.allow_host:
+        if not name or host_name(name) != name.lower():
+            raise UsageError(f"--allow-host takes a name without scheme, port and path, not {name!r}")
+
+
+def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """`_specs_of` in a subprocess, so that the server process imports no environment."""
+    from agentgym.core.registration import EnvSpec
+
+    def ask() -> dict[str, Any]:
+        try:
+            found = _specs_of(envs, kwargs)
+        except UsageError as error:
+            return {"error": str(error)}
+        return {"specs": {id: spec.to_json() for id, spec in found.items()}, "path": sys.path}
+
+    if not envs:
+        return {}
+    try:
+        told = subprocess_query(ask)
+    except SubprocessQueryError as error:
+        raise UsageError(f"the environments cannot be imported: the process that tried {error}") from error
+    if "error" in told:
+        raise UsageError(told["error"])
+    sys.path[:] = told["path"]  # where the modules are that were named; the zygote looks there too
+    return {id: EnvSpec.from_json(record) for id, record in told["specs"].items()}
+
+
+def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSpec]:
+    """The environments by the ids in their URLs. Raises `UsageError`."""
+    from agentgym.core.env import close_unused  # it imports Gymnasium
+    from agentgym.core.registration import check_kwargs
+
+    specs = {}
+    for named in envs:
+        spec = spec_of(named)
+        # Of module:Class, an address has the last name.
+        id = named if spec.id == named and ":" not in named else spec.id.rpartition(":")[2]
+        if id in specs:
+            raise UsageError(f"{id!r} is named twice")
+        specs[id] = spec
+    for id, spec in specs.items():
+        own = kwargs.get(id, {})
+        if not isinstance(own, dict):
+            raise UsageError(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
+        given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
+        specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
+        try:
+            specs[id].to_json()
+            check_kwargs(specs[id], spec.load(), specs[id].kwargs)
+        except (ValueError, TypeError, ImportError) as error:
+            raise UsageError(str(error)) from error
+        if not given:
+            continue
+        try:  # make it once: a bad value would otherwise fail every session
+            env: Any = specs[id].make()
+            close_unused(env)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"--kwargs: {id!r} cannot be made with {dict(specs[id].kwargs)}: {error}") from error
+        except Exception:  # its needs may be met later: the server warns, and serves the others
+            continue
+    return specs
+
+
+def _sandboxes(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The value of `ServeSettings.sandbox`; None: no sandboxes are served. Raises `UsageError`."""
+    if not args.sandbox:
+        if args.sandbox_most or args.sandbox_total or args.sandbox_backend != "auto":
+            raise UsageError("--sandbox-most, --sandbox-total and --sandbox-backend are for sandboxes: add --sandbox")
+        return None
+    from agentgym.sandbox import SandboxError, choose
+    from agentgym.sandbox.served import Most, Total, built
+
+    most = _numbers("--sandbox-most", args.sandbox_most, vars(Most()))
+    total = _numbers("--sandbox-total", args.sandbox_total, vars(Total()))
+    if not built(args.sandbox_backend):
+        try:
+            choose(args.sandbox_backend)
+        except SandboxError as error:
+            raise UsageError(f"--sandbox: {error}") from error
+    return {"backend": args.sandbox_backend, "most": most, "total": total}
+
+
+def _numbers(option: str, given: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
+    most = dict(defaults)
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in defaults:
+            raise UsageError(f"{option} {text}: there are {', '.join(defaults)}")
+        if name == "network":
+            if value not in ("true", "false"):
+                raise UsageError(f"{option} {text}: network is true or false")
+            most[name] = value == "true"
+            continue
+        try:
+            number = type(defaults[name])(value)
+        except ValueError:
+            number = 0
+        if not (math.isfinite(number) and number > 0):
+            raise UsageError(f"{option} {text}: {name} is a number over 0")
+        most[name] = number
+    return most
 
 
 def _serve(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     if args.token_file and args.token_file.stat().st_mode & stat.S_IROTH:
-        print(
-            f"agentgym serve: all users of this machine can read the tokens: chmod 600 {args.token_file}",
-            file=sys.stderr,
-            flush=True,
-        )
+        _warn(f"all users of this machine can read the tokens: chmod 600 {args.token_file}")
     return asyncio.run(_served(settings, args.json))
 
 
@@ -77,7 +325,7 @@ async def _served(settings: ServeSettings, json: bool) -> int:
     try:
         settle_memory()
         _say(server, json)
-        looking = asyncio.ensure_future(_warn(server))
+        looking = asyncio.ensure_future(_look(server))
         await leaving
         looking.cancel()
         await _drained(server, asyncio.ensure_future(asked.get()))
@@ -94,7 +342,7 @@ def _of_tls(settings: ServeSettings, error: ssl.SSLError) -> str:
     return f"--tls-cert {settings.cert} and --tls-key {settings.key}: they are no PEM certificate with its key"
 
 
-async def _warn(server: EnvServer) -> None:
+async def _look(server: EnvServer) -> None:
     """Warn about environments that cannot be made now. They stay served, since their needs may be met later."""
     for id in server.settings.envs:
         try:
@@ -102,7 +350,7 @@ async def _warn(server: EnvServer) -> None:
         except (LookupError, OSError) as error:
             told = {"error": str(error)}
         if "error" in told:
-            print(f"agentgym serve: {id} cannot be made now: {told['error']}", file=sys.stderr, flush=True)
+            _warn(f"{id} cannot be made now: {told['error']}")
     await server.listing.rest()
 
 
@@ -110,7 +358,7 @@ async def _drained(server: EnvServer, again: asyncio.Future[None]) -> None:
     """Wait for sessions to end, until a second signal."""
     if server.sessions.open:
         waits = f"waiting for {len(server.sessions.open)} sessions to end, at most {server.settings.drain_seconds:g} s"
-        print(f"agentgym serve: {waits}; once more ends them at once", file=sys.stderr, flush=True)
+        _warn(f"{waits}; once more ends them at once")
     drained = asyncio.ensure_future(server.drain())
     await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
@@ -125,4 +373,8 @@ def _say(server: EnvServer, json: bool) -> None:
     else:
         print(f"{', '.join(ids + ['sandboxes'] * sandboxes)} at {server.url} (Ctrl-C ends it)", flush=True)
     if server.settings.tokens and not server.settings.cert:
-        print("agentgym serve: without --tls-cert, tokens can be read on the way", file=sys.stderr, flush=True)
+        _warn("without --tls-cert, tokens can be read on the way")
+
+
+def _warn(text: str) -> None:
+    print(f"agentgym serve: {text}", file=sys.stderr, flush=True)

@@ -3,11 +3,9 @@
 Text of environments and models is printed literally: never as markup or terminal control codes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -17,9 +15,6 @@ from agentgym.core.env import Env, Wrapper, is_async
 from agentgym.core.messages import Action, Message, text_of
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import Policy, Reply
-
-if TYPE_CHECKING:
-    from agentgym.policies.base import EndpointUsage
 
 _COLOURS = {"system": "magenta", "user": "cyan", "tool": "blue", "assistant": "green"}
 # Escape and its kind could move the cursor, set the title or hide text; they get a picture of themselves instead.
@@ -47,7 +42,11 @@ class Screen:
         for name in ("reasoning_content", "reasoning"):
             if isinstance(message.get(name), str):
                 self.say(message[name], "dim italic")
-        if text := _content_of(message):
+        content = message.get("content")
+        text = text_of(message)
+        if isinstance(content, list):
+            text = "\n".join(p["text"] if p.get("type") == "text" else f"[{p.get('type')}]" for p in content)
+        if text:
             self.say(text)
         for call in message.get("tool_calls") or ():
             self.say(_call_of(call), "yellow")
@@ -69,13 +68,6 @@ class Screen:
         if "success" in trajectory.metrics:
             text += ", success" if trajectory.success else ", no success"
         self.say(text, "bold green" if trajectory.success else "bold")
-
-
-def _content_of(message: Message) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
-    return text_of(message)
 
 
 def _call_of(call: Any) -> str:
@@ -108,14 +100,8 @@ class ShownPolicy:
         self._replies, self._pause = replies, pause
         self.seen = 0
 
-    @property
-    def calls(self) -> EndpointUsage | None:
-        return getattr(self._policy, "calls", None)
-
-    def attach(self, env: Env, call: Any) -> None:
-        attach = getattr(self._policy, "attach", None)
-        if attach is not None:
-            attach(env, call)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)  # `attach`, where that policy has it
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         for message in messages[self.seen :]:

@@ -13,23 +13,64 @@ import math
 import numbers
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium
 import numpy as np
 
 from agentgym.core import agent_failure
-from agentgym.core.messages import Action, Observation, assistant, text_of, user
-from agentgym.core.spaces import ActionSpace, MessagesSpace
+from agentgym.core.messages import Action, Observation, assistant, problem_of, text_of, user
 
 if TYPE_CHECKING:  # a task set is loaded by its environment's name, so tasks know the registry and it the environments
     from agentgym.core.tasks import Task, TaskSet
 
+T = TypeVar("T")
+_SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789.,!?<>{}\n\tàßñжשع漢字かな🙂"
 Opening = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 METHODS = ("init", "reset", "step", "close")
 
 _log = logging.getLogger("agentgym.env")
+
+
+def _random_text(rng: np.random.Generator) -> str:
+    letters = list(_SAMPLE_ALPHABET)
+    return "".join(letters[i] for i in rng.integers(0, len(letters), size=int(rng.integers(0, 40))))
+
+
+class _TextSpace(gymnasium.Space[T]):
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class MessagesSpace(_TextSpace[Observation]):
+    """Observations: a list of chat messages with any unicode text. Samples are lists of user messages."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Observation:
+        return [user(_random_text(self.np_random)) for _ in range(int(self.np_random.integers(1, 3)))]
+
+    def contains(self, x: object) -> bool:
+        return isinstance(x, list) and all(problem_of(m) is None for m in x)
+
+
+class ActionSpace(_TextSpace[Action]):
+    """Actions: any unicode text, or an assistant message. Samples are text."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Action:
+        return _random_text(self.np_random)
+
+    def contains(self, x: object) -> bool:
+        return isinstance(x, str) or (isinstance(x, dict) and problem_of(x) is None and x["role"] == "assistant")
 
 
 class Env(gymnasium.Env[Observation, Action]):
@@ -59,8 +100,7 @@ class Env(gymnasium.Env[Observation, Action]):
         super().__init_subclass__(**kwargs)
         cls.async_methods = _async_methods(cls)
         if "step" in vars(cls):
-            guard: Any = _ended_by_agent_async if "step" in cls.async_methods else _ended_by_agent
-            cls.step = guard(cls.step)  # type: ignore[method-assign]
+            cls.step = _ended_by_agent(cls.step)  # type: ignore[method-assign]
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
@@ -100,9 +140,7 @@ class Env(gymnasium.Env[Observation, Action]):
         self.task = task
         self._drawn = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         """Start an episode and return the opening messages and an info dict; subclasses call `super().reset(seed=seed, options=options)`.
 
         Without a task bound by `init` or `options={"task": t}`, every reset draws one from `tasks`: by the seed, else by
@@ -126,7 +164,7 @@ class Env(gymnasium.Env[Observation, Action]):
             task = self.tasks[picker.randrange(len(self.tasks))]
         return task, draw
 
-    def _begun(self) -> tuple[Observation, dict[str, Any]]:
+    def _begun(self) -> Opening:
         self.turn = 0
         self.running = True
         self._earned = 0.0
@@ -162,11 +200,6 @@ class Env(gymnasium.Env[Observation, Action]):
     def hung_by_agent(self) -> bool:
         return False
 
-    def agent_failed(self, cause: str) -> Step:
-        """End the episode at the floor. `cause` is a word of `agentgym.core.agent_failure`."""
-        self.running = False
-        return failed_step(cause, self.floor - self._earned)
-
 
 def is_finite(value: Any) -> bool:
     """True for a finite number, also a NumPy one or a boolean: what a reward may be."""
@@ -187,7 +220,7 @@ def failed_step(cause: str, reward: float) -> Step:
     return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
 
 
-def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action], Any]:
+def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Any:
     """A `step` that ends the episode where the agent's programs broke it. A `step` that another `step` calls is left alone."""
 
     @functools.wraps(step)
@@ -205,12 +238,8 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Callable[[Any, Action
             self._stepping = False
         return _counted(self, outcome)
 
-    return guarded
-
-
-def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Callable[[Any, Action], Awaitable[Any]]:
     @functools.wraps(step)
-    async def guarded(self: Env, action: Action) -> Any:
+    async def guarded_async(self: Env, action: Action) -> Any:
         if self._stepping:
             return await step(self, action)
         self._stepping = True
@@ -224,7 +253,7 @@ def _ended_by_agent_async(step: Callable[[Any, Action], Awaitable[Any]]) -> Call
             self._stepping = False
         return _counted(self, outcome)
 
-    return guarded
+    return guarded_async if inspect.iscoroutinefunction(step) else guarded
 
 
 def _counted(env: Env, outcome: Any) -> Any:
@@ -237,7 +266,8 @@ def _counted(env: Env, outcome: Any) -> Any:
 
 def _failed(env: Env, cause: str, error: Exception) -> Step:
     _log.info("%s: the agent's failure, %s: %s: %s", type(env).__name__, cause, type(error).__name__, error)
-    return env.agent_failed(cause)
+    env.running = False
+    return failed_step(cause, env.floor - env._earned)
 
 
 class AsyncEnv(Env):
@@ -252,9 +282,7 @@ class AsyncEnv(Env):
     async def init(self, task: Task) -> None:  # type: ignore[override]
         super().init(task)
 
-    async def reset(  # type: ignore[override]
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:  # type: ignore[override]
         task, drawn = self._task_to_bind(seed, options)
         if task is not None:
             await self.init(task)

@@ -15,7 +15,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -99,7 +99,9 @@ class EnvExecutor:
             thread.start()
             self.thread = thread.ident
         self._last_in_thread = call.returned
-        self._thread_calls.put((call, _inbox_of(call.outcome.get_loop())))
+        if (inbox := _inboxes.get(loop := call.outcome.get_loop())) is None:
+            inbox = _inboxes[loop] = _Inbox()
+        self._thread_calls.put((call, inbox))
 
     def in_task(self, call: _Call) -> None:
         loop = call.outcome.get_loop()
@@ -134,16 +136,7 @@ class _Inbox:
             _answer(*self._answers.popleft())
 
 
-_inboxes: dict[asyncio.AbstractEventLoop, _Inbox] = {}
-
-
-def _inbox_of(loop: asyncio.AbstractEventLoop) -> _Inbox:
-    if loop not in _inboxes:
-        for old in list(_inboxes):
-            if old.is_closed():
-                _inboxes.pop(old, None)
-        _inboxes[loop] = _Inbox()
-    return _inboxes[loop]
+_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = weakref.WeakKeyDictionary()
 
 
 def _serve(calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None]) -> None:
@@ -195,7 +188,8 @@ def _interrupt(call: _Call, task: asyncio.Task[None], outcome: asyncio.Future[An
 def _answer(call: _Call, value: Any, error: BaseException | None) -> None:
     """Settle a call that ran in a thread; an awaitable that it returned is awaited first, in the task."""
     if error is None and not call.outcome.done() and inspect.isawaitable(value):
-        call.function, call.args, call.kwargs, call.returned = _await, (value,), {}, _Flag()
+        # An awaitable is what `_serve_async` awaits.
+        call.function, call.args, call.kwargs, call.returned = lambda: value, (), {}, _Flag()
         call.executor.in_task(call)
     else:
         _settle(call.outcome, value, error)
@@ -213,10 +207,6 @@ def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | Non
         passed = RuntimeError(f"{type(error).__name__}({error}) was raised by the call")
         passed.__cause__ = error
         outcome.set_exception(passed)
-
-
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 _executors: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDictionary()

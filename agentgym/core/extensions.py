@@ -1,6 +1,5 @@
 """Extension points: what users may add, by a name, by `package.module:attribute`, or by an entry point of their package."""
 
-import difflib
 import importlib
 import re
 from collections.abc import Mapping
@@ -8,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from typing import Any
+
+from agentgym.core.usage_error import nearest
 
 PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -47,10 +48,9 @@ class ExtensionPoint:
             return self.names[name]
         if PATH.fullmatch(name):
             return name
-        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]}? " if near else ""
         known = f"Known are {', '.join(self.names)}; your own" if self.names else "Yours"
-        raise ValueError(f"unknown {self.noun} {name!r}: {meant}{known} is named as package.module:function")
+        form = f"{known} is named as package.module:function"
+        raise ValueError(f"unknown {self.noun} {name!r}{nearest(name, self.names) or ':'} {form}")
 
     def load(self, name: str) -> Any:
         path = self.path(name)

@@ -1,4 +1,4 @@
-"""Chat messages in the OpenAI form; `agentgym.core.spaces` has the Gymnasium spaces that hold them.
+"""Chat messages in the OpenAI form.
 
 A message is a plain dict, so that it goes to JSON, to an endpoint and to a chat template as it is:
 `{"role": "user", "content": "hi"}`, with `tool_calls`, `tool_call_id`, `name` or content parts where they apply.

@@ -1,9 +1,5 @@
 """The registry: names for environments, and how one is made from its name.
 
-An id is `name`, `namespace/name`, or either with a version, `gsm8k-v2`; without, it means the latest registered one.
-`"package.module:Class"` names an environment by value; `"prefix:name"` one of another package, by the adapter of that prefix;
-`http://host:8000/gsm8k` one that `agentgym serve` serves, on one server or several, joined by commas.
-
 Packages register environments by an entry point of the group `agentgym.envs`: a function that calls `register` and
 `register_adapter`. It is loaded once, when an environment is first looked up.
 """
@@ -192,9 +188,13 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment by a registered id, a spec, `"package.module:Class"`, `"prefix:name"` of an adapter, or a server's URL.
+    """Make an environment; `kwargs` go over those it was registered with.
 
-    `kwargs` go over those it was registered with. Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
+    Args:
+        id: a spec; a registered id, without `-v2` the latest version; `"package.module:Class"`; `"prefix:name"` of an adapter; or the
+            URL of an environment that servers serve, `http://host:8000/gsm8k`, several joined by commas.
+
+    Raises UnknownEnvError, ImportError, or TypeError for a wrong argument.
     """
     return (id if isinstance(id, EnvSpec) else spec(id)).make(**kwargs)
 
@@ -207,8 +207,14 @@ def spec(id: str) -> EnvSpec:
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
-        if adapted := _adapted(prefix, name):
-            return adapted
+        if adapter := _adapters.get(prefix):
+            if not name:
+                raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
+            return EnvSpec(id, adapter.entry_point, {"name": name}, adapter.description)
+        near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
+        if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
+            meant = " or ".join(repr(f"{p}:{name}") for p in near)
+            raise UnknownEnvError(f"no environment {id!r}: did you mean {meant}?")
     if PATH.fullmatch(id):
         return EnvSpec(id=id, entry_point=id)
     wanted = _ID.fullmatch(id)
@@ -250,25 +256,10 @@ def __getattr__(name: str) -> Any:
     return _specs if name == "registry" else _adapters
 
 
-def _adapted(prefix: str, name: str) -> EnvSpec | None:
-    if adapter := _adapters.get(prefix):
-        if not name:
-            raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
-        return EnvSpec(f"{prefix}:{name}", adapter.entry_point, {"name": name}, adapter.description)
-    near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
-    if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
-        meant = " or ".join(repr(f"{p}:{name}") for p in near)
-        raise UnknownEnvError(f"no environment {prefix + ':' + name!r}: did you mean {meant}?")
-    return None
-
-
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
-    found = []
-    for known in _specs.values():
-        parts = _ID.fullmatch(known.id)
-        if parts and (parts["namespace"], parts["name"]) == (namespace, name):
-            found.append((int(parts["version"] or -1), known))
-    return [known for _, known in sorted(found, key=lambda item: item[0])]
+    ids = [parts for known in _specs if (parts := _ID.fullmatch(known))]
+    found = [parts for parts in ids if (parts["namespace"], parts["name"]) == (namespace, name)]
+    return [_specs[parts[0]] for parts in sorted(found, key=lambda parts: int(parts["version"] or -1))]
 
 
 def _unknown(id: str, name: str) -> str:

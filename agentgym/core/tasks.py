@@ -1,16 +1,14 @@
 """Tasks: a `Task` is one problem that an environment poses, a `TaskSet` an ordered set of them."""
 
-import functools
 import gzip
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from agentgym.core.messages import Message
-from agentgym.storage.jsonl import line_of
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class TaskSet(Sequence[Task]):
 
     @classmethod
     def generate(cls, make: Callable[[int], Task], seeds: Sequence[int], *, name: str) -> "TaskSet":
-        return cls(functools.partial(_of_seed, make, seeds), name=name, source="generated", size=len(seeds))
+        return cls(make, name=name, source="generated", size=len(seeds), order=seeds)
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, parse: Parse | None = None, name: str | None = None) -> "TaskSet":
@@ -137,9 +135,7 @@ class TaskSet(Sequence[Task]):
         return cls._parsed(path, rows, parse, name)
 
     @classmethod
-    def _parsed(
-        cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None
-    ) -> "TaskSet":
+    def _parsed(cls, path: Path, rows: Iterable[tuple[str, int, Any]], parse: Parse | None, name: str | None) -> Self:
         tasks = []
         for place, number, row in rows:
             try:
@@ -151,11 +147,6 @@ class TaskSet(Sequence[Task]):
                 raise ValueError(f"{place}: not a task: {error!r}") from error
         return cls(tasks, name=name or path.stem, source=str(path))
 
-    def to_jsonl(self, path: str | Path) -> None:
-        with Path(path).open("w", encoding="utf-8") as out:
-            for task in self:
-                out.write(line_of(task.to_json()))
-
     @classmethod
     def load(cls, env_id: str, split: str = "train", **settings: Any) -> "TaskSet":
         """The task set of a registered environment: `TaskSet.load("wordle", split="test", words="data")`.
@@ -165,7 +156,3 @@ class TaskSet(Sequence[Task]):
         from agentgym.core.registration import spec
 
         return spec(env_id).tasks(split, **settings)
-
-
-def _of_seed(make: Callable[[int], Task], seeds: Sequence[int], index: int) -> Task:
-    return make(seeds[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agentgym.core.messages import Action, Message, assistant
 from agentgym.core.trajectory import Tokens
+from agentgym.core.usage_error import instead, nearest
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -100,17 +102,15 @@ class NullPolicy:
 
 
 class _EnvPolicy:
-    """Asks methods of the environment for its actions: those of `env`, or of the one that `run_episode` runs."""
+    """Asks methods of the environment for its actions."""
 
-    def __init__(self, env: Env | None, rng: random.Random | None, *names: str):
+    def __init__(self, rng: random.Random | None, *names: str):
         self._rng = rng or random.Random(0)
         self._names = names
         self._methods: dict[str, Callable[..., Action]] = {}
-        if env is not None:
-            self.attach(env, _call_here)
 
     def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment; `call` runs its methods in the right thread."""
+        """Play in this environment, as `run_episode` asks for; `call` runs its methods in the right thread."""
         kind = type(env.unwrapped).__name__
         for name in self._names:
             if not hasattr(env.unwrapped, name):
@@ -120,18 +120,18 @@ class _EnvPolicy:
 
     async def _ask(self, name: str, *args: Any) -> Reply:
         if not self._methods:
-            raise RuntimeError("this policy plays in no environment yet: pass env=, or run it by run_episode")
+            raise RuntimeError("this policy plays in no environment yet: run it by run_episode")
         return Reply(assistant(await self._call(self._methods[name], *args)))
 
 
 class ExpertPolicy(_EnvPolicy):
     """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead."""
 
-    def __init__(self, env: Env | None = None, mistakes: float = 0.0, rng: random.Random | None = None):
+    def __init__(self, mistakes: float = 0.0, rng: random.Random | None = None):
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes is a chance from 0 to 1, not {mistakes!r}")
         self._mistakes = mistakes
-        super().__init__(env, rng, "expert_action", *(["random_action"] if mistakes else []))
+        super().__init__(rng, "expert_action", *(["random_action"] if mistakes else []))
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         if self._mistakes and self._rng.random() < self._mistakes:
@@ -142,12 +142,123 @@ class ExpertPolicy(_EnvPolicy):
 class RandomPolicy(_EnvPolicy):
     """Plays random legal actions of an environment that has `random_action(rng)`."""
 
-    def __init__(self, env: Env | None = None, rng: random.Random | None = None):
-        super().__init__(env, rng, "random_action")
+    def __init__(self, rng: random.Random | None = None):
+        super().__init__(rng, "random_action")
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         return await self._ask("random_action", self._rng)
 
 
-async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+# ---- a person
+
+HELP = """A line is your answer. A line that begins with / is a command:
+  /call NAME {"argument": 1}   call a tool; /call NAME alone, or with a plain text, where that is all it takes
+  /long                        an answer of several lines, up to a line with only a dot
+  /tools                       the tools, and what they take
+  /help                        this
+  /quit                        end the episode (so does the end of the input, Ctrl-D)
+  //text                       the answer /text"""
+_END = "."
+
+
+class HumanPolicy:
+    """Asks a person for each answer: `read` returns the next line for a prompt, or raises EOFError or KeyboardInterrupt."""
+
+    def __init__(self, read: Callable[[str], str], say: Callable[[str], None]):
+        self._read, self._say = read, say
+        self._calls = 0
+        self._begun = False
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        if not self._begun:
+            self._begun = True
+            if tools:
+                self._say(described(tools))
+            self._say("/help shows what you can type")
+        try:
+            while True:
+                message = self._understood(self._read("> "), tools)
+                if message is not None:
+                    return Reply(assistant(message))
+        except EOFError:
+            raise EndEpisode("quit") from None
+        except KeyboardInterrupt:
+            raise EndEpisode("interrupted") from None
+
+    def _understood(self, line: str, tools: Sequence[dict[str, Any]]) -> str | Message | None:
+        """The answer that a line gives; None for a command that gives none."""
+        if line.startswith("//"):
+            return line[1:]
+        if not line.startswith("/"):
+            return line
+        command, _, rest = line.partition(" ")
+        if command == "/quit":
+            raise EndEpisode("quit")
+        if command == "/long":
+            return self._lines()
+        if command == "/call":
+            return self._call(rest.strip(), tools)
+        if command == "/tools":
+            self._say(described(tools) if tools else "there are no tools")
+        elif command == "/help":
+            self._say(HELP)
+        else:
+            known = ("/call", "/long", "/tools", "/help", "/quit")
+            self._say(f"there is no command {command}{nearest(command, known)} (//{line[1:]} answers {line})")
+        return None
+
+    def _lines(self) -> str:
+        lines = []
+        while (line := self._read(". ")) != _END:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _call(self, text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
+        name, _, given = text.partition(" ")
+        known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+        if name not in known:
+            self._say(f"there is no tool {name!r}{instead(name, known or ['none'])}" if name else HELP)
+            return None
+        arguments = self._arguments(given.strip(), known[name])
+        if not isinstance(arguments, dict):
+            self._say(f"{name}: {arguments}")
+            return None
+        self._calls += 1
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        call = {"id": f"call_{self._calls}", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    def _arguments(self, given: str, schema: dict[str, Any]) -> dict[str, Any] | str:
+        """The arguments of a call, or the problem with them. A tool with one text argument may get plain text."""
+        properties, needed = schema.get("properties") or {}, schema.get("required") or ()
+        texts = [name for name in needed if properties.get(name, {}).get("type") == "string"]
+        only = texts[0] if len(texts) == 1 == len(needed) else None
+        if not given and not needed:
+            return {}
+        if not given and only:
+            self._say(f"{only}, up to a line with only a dot:")
+            return {only: self._lines()}
+        try:
+            arguments = json.loads(given)
+        except ValueError as error:
+            if only and not given.startswith("{"):
+                return {only: given}
+            return f"its arguments are no JSON ({error}): {given}"
+        if isinstance(arguments, dict):
+            return arguments
+        return {only: given} if only else f"its arguments are a JSON object, not {given}"
+
+
+def described(tools: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for tool in tools:
+        function = tool["function"]
+        schema = function.get("parameters") or {}
+        needed = schema.get("required") or ()
+        fields = ", ".join(
+            f"{json.dumps(name)}: {field.get('type', 'any')}{'' if name in needed else '?'}"
+            for name, field in (schema.get("properties") or {}).items()
+        )
+        about = " ".join(str(function.get("description", "")).split())
+        lines.append(f"  /call {function['name']} {{{fields}}}    {about}".rstrip())
+    return "\n".join(["tools:", *lines])

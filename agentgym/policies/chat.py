@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 from agentgym.core.messages import Message, system, text_of
 from agentgym.policies import endpoints
 from agentgym.policies.base import EndEpisode, EndpointError, EndpointUsage, Reply
-from agentgym.policies.completions import NoCompletion, as_sent, read_completion, read_stream
+from agentgym.policies.completions import Passing, as_sent, read_completion, read_stream
 
 if TYPE_CHECKING:
     import aiohttp
@@ -71,7 +71,10 @@ class ChatPolicy:
         self.calls = EndpointUsage()
         given = {k: v for k, v in settings.items() if v is not None}
         self._fields = {"model": model, **streaming, **given, **(extra or {})}
-        self._key = _key(os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key)
+        # Stripped: a file's last newline is easily read with it.
+        self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+        if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
+            raise ValueError("the API key (OPENAI_API_KEY) has characters that no HTTP header can carry")
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._send_reasoning = send_reasoning
         self._system = system
@@ -82,9 +85,10 @@ class ChatPolicy:
         """The model's answer. Raises EndEpisode("context") if it cannot read the whole conversation, EndpointError on failure."""
         sent = as_sent(list(messages), self._send_reasoning)
         if self._system is not None:
-            sent = _begun_by(self._system, sent)
+            own = sent.pop(0) if sent and sent[0].get("role") == "system" else None
+            sent.insert(0, system(f"{self._system}\n\n{text_of(own)}" if own else self._system))
         body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
-        limiter = endpoints.limiter_of(self.url)
+        limiter, loop = endpoints.limiter_of(self.url), asyncio.get_running_loop()
         tries, counted, cause = 0, 0, ""
         answers = limiter.answers
         while True:
@@ -92,37 +96,34 @@ class ChatPolicy:
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
             tries += 1
-            started = asyncio.get_running_loop().time()
+            started = loop.time()
             try:
                 reply = await self._ask(body)
                 limiter.answered()
                 break
-            except _Passing as failure:
-                cause, busy = failure.cause, failure.busy
+            except Passing as failure:
+                cause = failure.cause
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
-                counted += not (busy and limiter.answers > answers)
+                counted += not (failure.busy and limiter.answers > answers)
                 answers = limiter.answers
                 wait = self._wait_after(failure, tries, counted)
-                if busy:
+                if failure.busy:
                     limiter.refused(started, wait)
             finally:
                 limiter.leave()
-            await self._sleep(wait)
+            started = loop.time()
+            await asyncio.sleep(wait)
+            self.calls.waited += loop.time() - started
         for name, count in reply.usage.items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
         return reply
 
-    def _wait_after(self, failure: _Passing, tries: int, counted: int) -> float:
+    def _wait_after(self, failure: Passing, tries: int, counted: int) -> float:
         if counted > self._retries or tries > _PATIENCE * self._retries:
             raise EndpointError(f"{self.url}: {failure} ({tries} {'try' if tries == 1 else 'tries'})") from failure
         if failure.wait is not None and failure.wait > self._timeout:
             raise EndpointError(f"{self.url}: {failure}; it asks to wait {failure.wait:.0f} s") from failure
         return endpoints.backoff(max(counted, 1)) if failure.wait is None else failure.wait
-
-    async def _sleep(self, seconds: float) -> None:
-        started = asyncio.get_running_loop().time()
-        await asyncio.sleep(seconds)
-        self.calls.waited += asyncio.get_running_loop().time() - started
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
         import aiohttp
@@ -130,10 +131,9 @@ class ChatPolicy:
         session = await endpoints.session()
         streams = bool(body.get("stream"))
         # One timer a request is enough where the whole answer has a limit.
-        most = self._timeout
-        limit = aiohttp.ClientTimeout(total=most)
+        limit = aiohttp.ClientTimeout(total=self._timeout)
         if streams:
-            limit = aiohttp.ClientTimeout(total=None, sock_connect=most, sock_read=most)
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=self._timeout)
         self.calls.requests += 1
         try:
             sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
@@ -143,19 +143,19 @@ class ChatPolicy:
                 content = await response.read()
                 self._check_status(response, content)
                 return read_completion(content)
-        except NoCompletion as error:
-            raise _Passing(self._told(str(error)), error.cause, busy=error.cause == "429") from error
+        except Passing as error:
+            raise Passing(self._told(str(error)), error.cause, error.wait) from error
         except TimeoutError as error:
             silence = "silent for" if streams else "no answer within"
-            raise _Passing(f"{silence} {self._timeout:g} s", "timeout") from error
+            raise Passing(f"{silence} {self._timeout:g} s", "timeout") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise EndpointError(f"{self.url}: {error!r}") from error
         except aiohttp.ClientPayloadError as error:
-            raise _Passing(f"the answer was cut: {error}", "cut") from error
+            raise Passing(f"the answer was cut: {error}", "cut") from error
         except aiohttp.ClientResponseError as error:  # no HTTP
-            raise _Passing(f"{type(error).__name__}: {self._told(str(error))[:200]}", "garbage") from error
+            raise Passing(f"{type(error).__name__}: {self._told(str(error))[:200]}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _Passing(f"{type(error).__name__}: {error}", "connection") from error
+            raise Passing(f"{type(error).__name__}: {error}", "connection") from error
 
     def _check_status(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         status = response.status
@@ -164,8 +164,7 @@ class ChatPolicy:
         text = self._told(content[:2000].decode(errors="replace"))
         if status in RETRIED_STATUS or status >= 500:
             wait = endpoints.retry_after(response.headers.get("Retry-After"))
-            busy = status == 429 or wait is not None
-            raise _Passing(f"answered {status}: {text[:500]}", str(status), wait, busy)
+            raise Passing(f"answered {status}: {text[:500]}", str(status), wait)
         if status == 400 and any(sign in text for sign in _TOO_LONG):
             raise EndEpisode("context")
         hint = ""
@@ -180,20 +179,6 @@ class ChatPolicy:
     def _told(self, text: str) -> str:
         """The server's error text without the key, which some servers repeat."""
         return text.replace(self._key, "[the key]") if self._key else text
-
-
-class _Passing(Exception):
-    """A failure that is retried; `wait` is what the server asked for, `busy` that it has too much to do."""
-
-    def __init__(self, what: str, cause: str, wait: float | None = None, busy: bool = False):
-        super().__init__(what)
-        self.cause, self.wait, self.busy = cause, wait, busy
-
-
-def _begun_by(text: str, messages: list[Message]) -> list[Message]:
-    first = messages[0] if messages and messages[0].get("role") == "system" else None
-    own = f"\n\n{text_of(first)}" if first else ""
-    return [system(f"{text}{own}"), *(messages[1:] if first else messages)]
 
 
 def url_of(base_url: str) -> str:
@@ -212,10 +197,3 @@ def url_of(base_url: str) -> str:
         raise ValueError(f"base_url of {parts.hostname} has a password or key in it: put the key in OPENAI_API_KEY")
     path = parts.path.rstrip("/").removesuffix(_PATH) + _PATH
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-
-
-def _key(given: str) -> str:
-    key = given.strip()  # a file's last newline is easily read with it
-    if not (key.isascii() and (key.isprintable() or not key)):
-        raise ValueError("the API key (OPENAI_API_KEY) has characters that no HTTP header can carry")
-    return key

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.core.messages import Message, assistant
@@ -11,12 +10,20 @@ from agentgym.policies.base import Reply
 REASONING = ("reasoning_content", "reasoning")
 
 
-class NoCompletion(Exception):
-    """The answer is not a chat completion: "garbage", "cut" (a stream that ended early), or the number of an endpoint's error."""
+class Passing(Exception):
+    """A failure that is retried.
 
-    def __init__(self, what: str, cause: str = "garbage"):
+    Attributes:
+        cause: "timeout", "connection", "cut" (a body or stream that ended early), "garbage" (not a chat completion), or the number
+            of an endpoint's error.
+        wait: seconds that the server asked for.
+        busy: whether it has too much to do.
+    """
+
+    def __init__(self, what: str, cause: str = "garbage", wait: float | None = None):
         super().__init__(what)
-        self.cause = cause
+        self.cause, self.wait = cause, wait
+        self.busy = cause == "429" or wait is not None
 
 
 def read_completion(body: bytes) -> Reply:
@@ -26,7 +33,7 @@ def read_completion(body: bytes) -> Reply:
         return reply_of(record)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         shown = body[:200].decode(errors="replace")
-        raise NoCompletion(f"no chat completion ({error!r}): {shown!r}") from error
+        raise Passing(f"no chat completion ({error!r}): {shown!r}") from error
 
 
 def reply_of(record: Mapping[str, Any]) -> Reply:
@@ -35,19 +42,28 @@ def reply_of(record: Mapping[str, Any]) -> Reply:
 
 
 async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
-    answer = _Growing()
+    message: Message = {"role": "assistant", "content": None}
+    calls: dict[int, dict[str, Any]] = {}
+    usage, reason, begun = None, None, False
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
-            return answer.reply()
+            break
         try:
             record = json.loads(data)
             _raise_error_of(record)
-            answer.add(record)
+            usage = record.get("usage") or usage
+            for choice in record["choices"][:1]:  # the last chunk may have the usage alone
+                begun = True
+                _grow(message, calls, choice.get("delta") or {})
+                reason = choice.get("finish_reason") or reason
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise NoCompletion(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
-    if answer.finish_reason is None:
-        raise NoCompletion("the stream ended before the answer did", "cut")
-    return answer.reply()
+            raise Passing(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
+    else:
+        if reason is None:
+            raise Passing("the stream ended before the answer did", "cut")
+    if not begun:
+        raise Passing("the stream has no answer in it")
+    return _reply({**message, "tool_calls": [calls[number] for number in sorted(calls)]}, usage, reason)
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
@@ -64,50 +80,22 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
                 data = []
 
 
-@dataclass
-class _Growing:
-    content: str | None = None
-    reasoning: dict[str, str] = field(default_factory=dict)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    usage: Mapping[str, Any] | None = None
-    finish_reason: str | None = None
-    begun: bool = False
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self.usage = record.get("usage") or self.usage
-        if not record["choices"]:  # the last chunk may have the usage alone
-            return
-        self.begun = True
-        choice = record["choices"][0]
-        delta = choice.get("delta") or {}
-        if delta.get("content") is not None:
-            self.content = (self.content or "") + delta["content"]
-        for name in REASONING:
-            if delta.get(name):
-                self.reasoning[name] = self.reasoning.get(name, "") + delta[name]
-        for part in delta.get("tool_calls") or ():
-            self._add_call(part)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-
-    def _add_call(self, part: Mapping[str, Any]) -> None:
+def _grow(message: Message, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    """Add a chunk to a message and to its tool calls by their numbers."""
+    for name in ("content", *REASONING):
+        if delta.get(name) or delta.get(name) == "":
+            message[name] = (message.get(name) or "") + delta[name]
+    for part in delta.get("tool_calls") or ():
         place = part.get("index")
         # Where calls are not numbered, one with a name begins and one without goes on.
-        number = place if isinstance(place, int) else len(self.calls) - (0 if part["function"].get("name") else 1)
+        number = place if isinstance(place, int) else len(calls) - (0 if part["function"].get("name") else 1)
         empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        call = self.calls.setdefault(max(number, 0), empty)
+        call = calls.setdefault(max(number, 0), empty)
         call["id"] = call["id"] or part.get("id") or ""
         call["type"] = part.get("type") or call["type"]
         function = part.get("function") or {}
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
-
-    def reply(self) -> Reply:
-        if not self.begun:
-            raise NoCompletion("the stream has no answer in it")
-        message: Message = {"role": "assistant", "content": self.content, **self.reasoning}
-        if self.calls:
-            message["tool_calls"] = [self.calls[number] for number in sorted(self.calls)]
-        return _reply(message, self.usage, self.finish_reason)
 
 
 def _raise_error_of(record: Any) -> None:
@@ -115,7 +103,7 @@ def _raise_error_of(record: Any) -> None:
     if isinstance(record, Mapping) and record.get("error") and not record.get("choices"):
         error = record["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
-        raise NoCompletion(f"answered an error: {str(error)[:500]}", str(code) if isinstance(code, int) else "garbage")
+        raise Passing(f"answered an error: {str(error)[:500]}", str(code) if isinstance(code, int) else "garbage")
 
 
 def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
@@ -124,7 +112,7 @@ def _reply(given: Mapping[str, Any], usage: Any, finish_reason: Any) -> Reply:
         message["tool_calls"] = [_checked_call(call) for call in given["tool_calls"]]
     message |= {name: given[name] for name in REASONING if given.get(name)}
     reason = finish_reason if isinstance(finish_reason, str) else None
-    return Reply(assistant(message), usage=usage_of(usage), finish_reason=reason)
+    return Reply(assistant(message), usage=token_counts(usage), finish_reason=reason)
 
 
 def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +125,7 @@ def _checked_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": dict(function)}
 
 
-def usage_of(given: Any) -> dict[str, int]:
+def token_counts(given: Any) -> dict[str, int]:
     """An endpoint's token counts by the names of `Reply.usage`; missing ones are left out."""
     if not isinstance(given, Mapping):
         return {}
@@ -154,11 +142,12 @@ def usage_of(given: Any) -> dict[str, int]:
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:
     """Messages in the form that endpoints accept: without reasoning unless asked for, and without null tool calls."""
-    return [_as_sent(each, send_reasoning) if each.get("role") == "assistant" else each for each in messages]
-
-
-def _as_sent(message: Message, send_reasoning: bool) -> Message:
-    sent = {name: value for name, value in message.items() if send_reasoning or name not in REASONING}
-    if sent.get("content") is None and not sent.get("tool_calls"):
-        sent["content"] = ""
-    return sent
+    found = []
+    for message in messages:
+        sent = message
+        if message.get("role") == "assistant":
+            sent = {name: value for name, value in message.items() if send_reasoning or name not in REASONING}
+            if sent.get("content") is None and not sent.get("tool_calls"):
+                sent["content"] = ""
+        found.append(sent)
+    return found

@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from agentgym.core.messages import Message, assistant, text_of, user
@@ -17,7 +17,7 @@ from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory
 from agentgym.policies.base import EndEpisode, EndpointError
 from agentgym.policies.chat import ChatPolicy
-from agentgym.rewards.rubric import RewardError, together
+from agentgym.rewards import RewardError, together
 from agentgym.tools.text_forms import NotJson, parse_json, spoken
 
 T = TypeVar("T")
@@ -95,23 +95,12 @@ class Judge:
 
     async def __call__(self, trajectory: Trajectory, task: Task | None = None) -> float:
         """The mean of the samples' scores, mapped to 0 .. 1. Raises JudgeError if a sample got no readable verdict."""
-        fence = _fence()
         ask = _ASK_SCORE.format(low=self.low, high=self.high)
-        shown = [*self._posed(task, fence), _between(fence, "the episode", transcript(trajectory.messages()))]
-        messages = self._prompt(fence, ask, shown)
+        episode = {"the episode": transcript(trajectory.messages())}
         about = f"task {trajectory.task_id!r}"
-        scores = await together(self._verdict(model, messages, self._score_of, about) for model in self._models)
+        asked = (self._verdict(model, ask, task, episode, self._score_of, about) for model in self._models)
+        scores = await together(asked)
         return self._unit(math.fsum(scores) / len(scores))
-
-    def _posed(self, task: Task | None, fence: str) -> list[str]:
-        if task is None or task.answer is None or not self.show_answer:
-            return []
-        answer = task.answer if isinstance(task.answer, str) else json.dumps(task.answer, ensure_ascii=False)
-        return [_between(fence, "the right answer, which the agent was not shown", answer)]
-
-    def _prompt(self, fence: str, ask: str, shown: Iterable[str]) -> list[Message]:
-        instruction = _INSTRUCTION.format(rubric=self.rubric.strip(), fence=fence)
-        return [system_message(f"{instruction}\n\n{ask}"), user("\n\n".join([*shown, ask]))]
 
     def _unit(self, score: float) -> float:
         return (score - self.low) / (self.high - self.low)
@@ -128,8 +117,24 @@ class Judge:
             raise _Unreadable(f"{value!r:.40} is no score: a number from {self.low:g} to {self.high:g} is needed")
         return min(self.high, max(self.low, float(value)))
 
-    async def _verdict(self, model: ChatPolicy, messages: Sequence[Message], read: Callable[[str], T], about: str) -> T:
-        conversation = list(messages)
+    async def _verdict(
+        self,
+        model: ChatPolicy,
+        ask: str,
+        task: Task | None,
+        shown: Mapping[str, str],
+        read: Callable[[str], T],
+        about: str,
+    ) -> T:
+        """The verdict on what the model is shown: texts by their titles, and the task's answer."""
+        fence = f"#{secrets.token_hex(16)}#"  # a random mark, which no judged text can contain except by guessing
+        if task is not None and task.answer is not None and self.show_answer:
+            answer = task.answer if isinstance(task.answer, str) else json.dumps(task.answer, ensure_ascii=False)
+            shown = {"the right answer, which the agent was not shown": answer, **shown}
+        instruction = _INSTRUCTION.format(rubric=self.rubric.strip(), fence=fence)
+        parts = [f"{fence} {title} begins\n{text}\n{fence} {title} ends" for title, text in shown.items()]
+        messages = [system_message(f"{instruction}\n\n{ask}"), user("\n\n".join([*parts, ask]))]
+        conversation = messages
         for _ in range(self._retries + 1):
             try:
                 reply = await model.act(conversation, [])
@@ -176,9 +181,8 @@ async def judge_group(
     orders = [list(played) for _ in judge._models]
     for sample, order in enumerate(orders):
         random.Random(f"{seed} {group.task_id} {sample}").shuffle(order)
-    samples = await together(
-        _compared(judge, model, group, order, task, by) for model, order in zip(judge._models, orders, strict=True)
-    )
+    asked = zip(judge._models, orders, strict=True)
+    samples = await together(_compared(judge, model, group, order, task, by) for model, order in asked)
     for place in played:
         numbers = [sample[order.index(place)] for sample, order in zip(samples, orders, strict=True)]
         result[place] = math.fsum(numbers) / len(numbers)
@@ -188,36 +192,25 @@ async def judge_group(
 async def _compared(
     judge: Judge, model: ChatPolicy, group: Group, order: Sequence[int], task: Task | None, by: str
 ) -> list[float]:
-    fence, n = _fence(), len(order)
-    form = _ASK_ORDER if by == "ranking" else _ASK_SCORES
-    ask = form.format(n=n, low=judge.low, high=judge.high)
-    shown = judge._posed(task, fence)
-    for label, place in enumerate(order, 1):
-        shown.append(_between(fence, f"candidate {label}", transcript(group.trajectories[place].messages())))
+    n = len(order)
+    ask = (_ASK_ORDER if by == "ranking" else _ASK_SCORES).format(n=n, low=judge.low, high=judge.high)
+    shown = {f"candidate {i}": transcript(group.trajectories[place].messages()) for i, place in enumerate(order, 1)}
 
-    def read(text: str) -> list[float]:
-        if by == "ranking":
-            ranking = _ranking_of(text, n)
-            return [1 - ranking.index(label) / (n - 1) for label in range(1, n + 1)]
-        return [judge._unit(judge._clamped(score)) for score in _scores_of(text, n)]
+    def read_ranking(text: str) -> list[float]:
+        ranking = _field(text, "ranking", '{"ranking": [NUMBER, ...]}')
+        whole = isinstance(ranking, list) and all(type(label) is int for label in ranking)
+        if not whole or sorted(ranking) != list(range(1, n + 1)):
+            raise _Unreadable(f'"ranking" must be a list with each number from 1 to {n} exactly once')
+        return [1 - ranking.index(label) / (n - 1) for label in range(1, n + 1)]
 
-    messages = judge._prompt(fence, ask, shown)
-    return await judge._verdict(model, messages, read, f"{n} candidates of task {group.task_id!r}")
+    def read_scores(text: str) -> list[float]:
+        scores = _field(text, "scores", '{"scores": {"NUMBER": SCORE, ...}}')
+        if not isinstance(scores, dict) or set(scores) != {str(label) for label in range(1, n + 1)}:
+            raise _Unreadable(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
+        return [judge._unit(judge._clamped(scores[str(label)])) for label in range(1, n + 1)]
 
-
-def _ranking_of(text: str, n: int) -> list[int]:
-    ranking = _field(text, "ranking", '{"ranking": [NUMBER, ...]}')
-    whole = isinstance(ranking, list) and all(type(label) is int for label in ranking)
-    if not whole or sorted(ranking) != list(range(1, n + 1)):
-        raise _Unreadable(f'"ranking" must be a list with each number from 1 to {n} exactly once')
-    return list(ranking)
-
-
-def _scores_of(text: str, n: int) -> list[Any]:
-    scores = _field(text, "scores", '{"scores": {"NUMBER": SCORE, ...}}')
-    if not isinstance(scores, dict) or set(scores) != {str(label) for label in range(1, n + 1)}:
-        raise _Unreadable(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
-    return [scores[str(label)] for label in range(1, n + 1)]
+    read = read_ranking if by == "ranking" else read_scores
+    return await judge._verdict(model, ask, task, shown, read, f"{n} candidates of task {group.task_id!r}")
 
 
 def transcript(messages: Iterable[Message]) -> str:
@@ -228,15 +221,6 @@ def transcript(messages: Iterable[Message]) -> str:
             if isinstance(call, dict):
                 parts.append(f"calls {json.dumps(call.get('function', call), ensure_ascii=False)}")
     return "\n".join(parts)
-
-
-def _fence() -> str:
-    """A random mark of 128 bits, which no judged text can contain except by guessing."""
-    return f"#{secrets.token_hex(16)}#"
-
-
-def _between(fence: str, title: str, text: str) -> str:
-    return f"{fence} {title} begins\n{text}\n{fence} {title} ends"
 
 
 def _number(text: str) -> float:

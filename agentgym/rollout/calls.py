@@ -8,7 +8,6 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from agentgym.core.env import is_finite
@@ -36,33 +35,6 @@ class CallTimeout(CallFailed):
     """A call took longer than its limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    what: str
-    seconds: float
-    since: float
-
-    def took(self) -> str:
-        return f"{time.perf_counter() - self.since:.1f} s"
-
-
-class Stages:
-    """The stages of one call, each with a limit in seconds. The call begins the next by `go_on`, from any thread."""
-
-    def __init__(self, **limits: float | None):
-        self._limits = {what: math.inf if seconds is None else seconds for what, seconds in limits.items()}
-        self._shortest = min(self._limits.values())
-        self.given_up = False
-        self.go_on(next(iter(limits)))
-
-    def go_on(self, what: str) -> None:
-        self.now = _Stage(what, self._limits[what], time.perf_counter())
-
-    def seconds_to_check(self) -> float:
-        """Seconds until the next check. A later stage with a shorter limit may have begun by then."""
-        return max(0.0, min(self.now.since + self.now.seconds - time.perf_counter(), self._shortest))
-
-
 async def bounded(
     what: str, awaitable: Awaitable[Any], seconds: float | None, check: Check = lambda result: result
 ) -> Any:
@@ -70,32 +42,27 @@ async def bounded(
 
     Raises CallFailed, CallTimeout, or a policy's EndEpisode.
     """
-    return await bounded_stages(Stages(**{what: seconds}), awaitable, check)
-
-
-async def bounded_stages(stages: Stages, awaitable: Awaitable[Any], check: Check) -> Any:
+    started = time.perf_counter()
     call = asyncio.ensure_future(awaitable)
     try:
-        while not call.done():
-            await _wait(call, stages.seconds_to_check())
-            now = stages.now
-            if not call.done() and time.perf_counter() >= now.since + now.seconds:
-                raise CallTimeout(f"{now.what} took longer than its limit of {now.seconds:g} s")
+        if not call.done():
+            await _wait(call, seconds)
+        if not call.done():
+            raise CallTimeout(f"{what} took longer than its limit of {seconds:g} s")
+        took = time.perf_counter() - started
         if call.cancelled():
-            raise CallFailed(f"{stages.now.what} cancelled itself after {stages.now.took()}")
+            raise CallFailed(f"{what} cancelled itself after {took:.1f} s")
         return check(call.result())
     except (EndEpisode, CallFailed):
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
-        raised = f"{type(error).__name__}: {error}{place}"
-        raise CallFailed(f"{stages.now.what} failed after {stages.now.took()}: {raised}") from error
+        raise CallFailed(f"{what} failed after {took:.1f} s: {type(error).__name__}: {error}{place}") from error
     finally:
-        stages.given_up = not call.done()
         call.cancel()
 
 
-async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
+async def _wait(call: asyncio.Future[Any], seconds: float | None) -> None:
     """Wait until a call is done or its time is up.
 
     As `asyncio.wait`, in a third of its time. `asyncio.timeout` would go on waiting for a call that swallows its cancellation.
@@ -107,7 +74,7 @@ async def _wait(call: asyncio.Future[Any], seconds: float) -> None:
         if not over.done():
             over.set_result(None)
 
-    timer = None if seconds == math.inf else loop.call_later(seconds, end)
+    timer = None if seconds is None or seconds == math.inf else loop.call_later(seconds, end)
     call.add_done_callback(end)
     try:
         await over

@@ -7,23 +7,22 @@ programs broke is no failure: see `agentgym.core.agent_failure`.
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
-from agentgym.core.env import Env, failed_step, is_async
+from agentgym.core.env import Env, Opening, failed_step, is_async
 from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of, has_executor, name_of
-from agentgym.core.messages import Message, Observation, text_of
+from agentgym.core.messages import Message, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
 from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.rollout.calls import (
     CallFailed,
     CallTimeout,
-    Stages,
     bounded,
-    bounded_stages,
     checked_reply,
     checked_reset,
     checked_step,
@@ -168,26 +167,29 @@ async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     return await asyncio.to_thread(up)
 
 
-async def _begin(
-    env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits
-) -> tuple[Observation, dict[str, Any]]:
-    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread at once: changing threads takes time."""
-    stages = Stages(init=limits.init_timeout, reset=limits.reset_timeout)
+async def _begin(env: Env, executor: EnvExecutor, task: Task | None, seed: int | None, limits: Limits) -> Opening:
+    """`init`, where there is a task to bind, and `reset`. Two `def` go to the thread together: changing threads takes time."""
+    bound = False
 
-    def both() -> Any:
+    def init() -> Any:
+        nonlocal bound
         returned = env.get_wrapper_attr("init")(task)
-        if returned is not None or stages.given_up:  # an awaitable, which the executor awaits
-            return returned
-        stages.go_on("reset")
-        return env.reset(seed=seed)
+        bound = returned is None  # else an awaitable, which the executor awaits
+        return returned
 
-    def check(result: Any) -> Any:
-        return checked_reset(result) if stages.now.what == "reset" else None
+    def reset() -> Any:
+        return env.reset(seed=seed) if bound else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
         await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
-    elif task is not None and (begun := await bounded_stages(stages, executor.start(both), check)) is not None:
-        return begun
+    elif task is not None:
+        binding, resetting = executor.start(init), executor.start(reset)
+        try:
+            await bounded("init", binding, limits.init_timeout)
+            if bound:
+                return await bounded("reset", resetting, limits.reset_timeout, checked_reset)
+        finally:
+            resetting.cancel()
     return await bounded("reset", executor.start_method(env, "reset", seed=seed), limits.reset_timeout, checked_reset)
 
 
@@ -231,7 +233,6 @@ async def run_many(
     on_end: Callable[[Trajectory], None] | None = None,
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
-    keep: bool = True,
     play: "Rollout | None" = None,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
@@ -245,7 +246,6 @@ async def run_many(
             the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
-        keep: False returns nothing, so that trajectories need not stay in memory.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
 
     Raises:
@@ -255,8 +255,7 @@ async def run_many(
     results: dict[int, Trajectory] = {}
 
     def ended(index: int, trajectory: Trajectory) -> None:
-        if keep:
-            results[index] = trajectory
+        results[index] = trajectory
         if on_end is not None:
             on_end(trajectory)
 
@@ -292,50 +291,31 @@ async def run_batches(
     """
     if concurrency < 1 or retries < 0:
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
-    waiting = _Waiting(batches)
+    left = {batch: deque(range(len(batch.episodes))) for batch in batches}
+    slots = dict.fromkeys(batches, 0)
+    begun: set[Batch] = set()
     closing: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        slot: _EnvSlot | None = None
-        try:
-            while go_on() and (taken := waiting.take(None if slot is None else slot.batch)):
-                batch, index = taken
-                if slot is None or slot.batch is not batch:
-                    if slot is not None:
-                        slot.close()
-                    slot = _EnvSlot(batch, retries, closing)
-                batch.on_end(index, await slot.run(batch.episodes[index]))
-        finally:
-            if slot is not None:
+        while waiting := [batch for batch in batches if left[batch]]:
+            batch = min(waiting, key=slots.__getitem__)
+            slot = _EnvSlot(batch, retries, closing)
+            slots[batch] += 1
+            try:
+                while left[batch]:
+                    if not go_on():
+                        return
+                    index = left[batch].popleft()
+                    if batch not in begun:
+                        begun.add(batch)
+                        batch.on_begin()
+                    batch.on_end(index, await slot.run(batch.episodes[index]))
+            finally:
                 slot.close()
+                slots[batch] -= 1
 
     total = sum(len(batch.episodes) for batch in batches)
     await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
-
-
-class _Waiting:
-    def __init__(self, batches: Sequence[Batch]):
-        self._left = {batch: iter(range(len(batch.episodes))) for batch in batches}
-        self._slots = dict.fromkeys(batches, 0)
-        self._begun: set[Batch] = set()
-
-    def take(self, batch: Batch | None) -> tuple[Batch, int] | None:
-        """The next episode for a slot: of its own batch, else of the one with the fewest slots; None at the end."""
-        if batch is not None:
-            if (index := next(self._left.get(batch, iter(())), None)) is not None:
-                return batch, index
-            self._left.pop(batch, None)
-            self._slots[batch] -= 1
-        while self._left:
-            found = min(self._left, key=self._slots.__getitem__)
-            if (index := next(self._left[found], None)) is not None:
-                self._slots[found] += 1
-                if found not in self._begun:
-                    self._begun.add(found)
-                    found.on_begin()
-                return found, index
-            del self._left[found]
-        return None
 
 
 async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:
@@ -387,8 +367,7 @@ class _EnvSlot:
         given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
         trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang
-            self.env = None
-            self.closing.append(asyncio.create_task(close_env(env, self.batch.limits.close_timeout)))
+            self.close()
         return trajectory
 
     async def _open(self) -> Env:
@@ -413,3 +392,4 @@ class _EnvSlot:
     def close(self) -> None:
         if self.env is not None:
             self.closing.append(asyncio.create_task(close_env(self.env, self.batch.limits.close_timeout)))
+            self.env = None

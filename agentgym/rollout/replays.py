@@ -4,16 +4,17 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.processes.isolate import IsolatedCallError, NoWorker, Worker, WorkerDied, reference
 from agentgym.rollout.episode import Episode, Limits, run_many
+
+Replies = Sequence[tuple[Episode, Sequence[Action]]]
 
 
 def shown(trajectory: Trajectory) -> list[str]:
@@ -24,53 +25,31 @@ def shown(trajectory: Trajectory) -> list[str]:
     return [json.dumps(value, ensure_ascii=False) for value in (openings[0], *answers, trajectory.end)]
 
 
-async def replay(
-    spec: EnvSpec,
-    episodes: Sequence[tuple[Episode, Sequence[Action]]],
-    *,
-    limits: Limits | None = None,
-    concurrency: int = 8,
-) -> list[Trajectory]:
+async def replay(spec: EnvSpec, episodes: Replies, limits: Limits, concurrency: int = 8) -> list[Trajectory]:
     replies = {(episode.task.id, episode.sample): actions for episode, actions in episodes}
-    return await run_many(
-        spec.make,
-        lambda episode: ScriptedPolicy(replies[episode.task.id, episode.sample], "replayed"),
-        [episode for episode, _ in episodes],
-        concurrency=concurrency,
-        limits=limits or Limits(),
-        retries=0,
-        env_id=spec.id,
-    )
+
+    def script(episode: Episode) -> ScriptedPolicy:
+        return ScriptedPolicy(replies[episode.task.id, episode.sample], "replayed")
+
+    again = [episode for episode, _ in episodes]
+    return await run_many(spec.make, script, again, concurrency=concurrency, limits=limits, retries=0, env_id=spec.id)
 
 
 class ElsewhereError(RuntimeError):
     """The other process could not play the episodes; the message says why."""
 
 
-async def replay_elsewhere(
-    spec: EnvSpec,
-    episodes: Sequence[tuple[Episode, Sequence[Action]]],
-    *,
-    limits: Limits | None = None,
-    timeout: float = 120.0,
-) -> list[Trajectory]:
+async def replay_elsewhere(spec: EnvSpec, episodes: Replies, limits: Limits, timeout: float) -> list[Trajectory]:
     """Play episodes again in another process, with another hash seed, and so another order of sets.
 
     Raises ValueError if the spec has no JSON form, ElsewhereError if that process failed, or took too long.
     """
-    request = {
-        "spec": spec.to_json(),
-        "limits": vars(limits or Limits()),
-        "episodes": [
-            {"task": e.task.to_json(), "sample": e.sample, "seed": e.seed, "actions": list(actions)}
-            for e, actions in episodes
-        ],
-    }
+    spec = EnvSpec.from_json(spec.to_json())
     other_hash = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     try:
         # Leaving the block kills the worker, so a cancelled call ends too.
         with Worker({**os.environ, "PYTHONHASHSEED": other_hash}, memory=None, stderr=subprocess.DEVNULL) as worker:
-            records = await asyncio.to_thread(worker.call, reference(_play), request, timeout=timeout)
+            records = await asyncio.to_thread(worker.call, reference(_play), spec, episodes, limits, timeout=timeout)
     except TimeoutError as error:
         raise ElsewhereError(f"another process did not play the same episodes within {timeout:g} s") from error
     except (IsolatedCallError, NoWorker, WorkerDied) as error:
@@ -78,10 +57,5 @@ async def replay_elsewhere(
     return [Trajectory.from_json(record) for record in records]
 
 
-def _play(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    episodes = [
-        (Episode(Task.from_json(item["task"]), item["sample"], item["seed"]), item["actions"])
-        for item in request["episodes"]
-    ]
-    played = asyncio.run(replay(EnvSpec.from_json(request["spec"]), episodes, limits=Limits(**request["limits"])))
-    return [trajectory.to_json() for trajectory in played]
+def _play(spec: EnvSpec, episodes: Replies, limits: Limits) -> list[dict[str, Any]]:
+    return [trajectory.to_json() for trajectory in asyncio.run(replay(spec, episodes, limits))]

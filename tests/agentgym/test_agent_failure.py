@@ -11,7 +11,7 @@ import pytest
 import agentgym
 from agentgym import Env, ScriptedPolicy, Task
 from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, STEP_TIMEOUT, AgentFailure
-from agentgym.rewards.rubric import Rewarded, Rubric
+from agentgym.rewards import Rewarded, Rubric
 from agentgym.rollout.episode import Episode, Limits, run_episode, run_many
 from agentgym.sandbox import BackendDown, SandboxError, SandboxSpec, SandboxSpoiled, acquire
 from agentgym.sandbox.backends import bubblewrap, engine

@@ -21,8 +21,7 @@ import pytest
 
 from agentgym import cli, datasets
 from agentgym.core.registration import registry
-from agentgym.datasets import HubData, catalogue
-from agentgym.datasets.catalogue import DataSet, DownloadError, data_sets, fetch
+from agentgym.datasets import DataSet, DownloadError, HubData, data_sets, fetch
 
 REAL = pytest.mark.data
 HUB = HubData("me/lamps")
@@ -142,10 +141,10 @@ class TestCatalogue:
         assert {env for data in data_sets().values() for env in data.envs} <= set(registry)
 
     def test_two_of_one_name_and_half_a_recipe_are_refused(self, monkeypatch):
-        monkeypatch.setattr(catalogue, "_sources", {f"{__name__}:twice": None})
+        monkeypatch.setattr(datasets, "_sources", {f"{__name__}:twice": None})
         with pytest.raises(ValueError, match="two data sets 'lamps'"):
             data_sets()
-        monkeypatch.setattr(catalogue, "_sources", {f"{__name__}:half": None})
+        monkeypatch.setattr(datasets, "_sources", {f"{__name__}:half": None})
         with pytest.raises(ValueError, match=r"'lamps'.*belong together"):
             data_sets()
 
@@ -169,7 +168,7 @@ class TestCatalogue:
 
     @REAL
     def test_what_is_listed_as_here_is_what_the_folder_has(self):
-        here = {name for name, data in data_sets().items() if not catalogue.missing_files(data)}
+        here = {name for name, data in data_sets().items() if not datasets.missing_files(data)}
         assert here >= {"gsm8k", "mbpp", "humaneval", "svamp", "xquad", "defog", "chinook", "wordle"}
 
 

@@ -12,8 +12,7 @@ from rich.console import Console
 import agentgym
 from agentgym.cli.terminal_text import RewardedSteps, Screen, ShownPolicy, plain
 from agentgym.core.messages import user
-from agentgym.policies.base import EndEpisode, ExpertPolicy, ScriptedPolicy
-from agentgym.policies.human import HumanPolicy
+from agentgym.policies.base import EndEpisode, ExpertPolicy, HumanPolicy, ScriptedPolicy
 from agentgym.rollout.episode import run_episode
 
 

@@ -15,8 +15,8 @@ from agentgym.core.messages import assistant, user
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Trajectory, Turn
 from agentgym.policies.base import ScriptedPolicy
+from agentgym.rewards import Reward, Rewarded, RewardError, Rubric
 from agentgym.rewards.judge import Judge, JudgeError, judge_group, transcript
-from agentgym.rewards.rubric import Reward, Rewarded, RewardError, Rubric
 from agentgym.rollout.episode import run_episode
 
 TASK = Task("t1", answer="Paris")

@@ -38,8 +38,12 @@ class Choosing:
 
 
 def test_an_expert_makes_the_share_of_mistakes_that_was_asked_for():
+    async def call(function, *args):
+        return function(*args)
+
     async def play(mistakes):
-        policy = ExpertPolicy(Choosing(), mistakes, random.Random(3))
+        policy = ExpertPolicy(mistakes, random.Random(3))
+        policy.attach(Choosing(), call)
         return [(await policy.act(HELLO, [])).message["content"] for _ in range(400)]
 
     assert set(asyncio.run(play(0.0))) == {"best"}
@@ -54,9 +58,9 @@ def test_policies_say_what_is_missing():
         unwrapped = property(lambda self: self)
 
     with pytest.raises(TypeError, match=r"Plain has no expert_action\(\)"):
-        ExpertPolicy(Plain())
+        ExpertPolicy().attach(Plain(), print)
     with pytest.raises(TypeError, match=r"Plain has no random_action\(\)"):
-        RandomPolicy(Plain())
+        RandomPolicy().attach(Plain(), print)
     with pytest.raises(ValueError, match="chance from 0 to 1"):
         ExpertPolicy(mistakes=2)
     with pytest.raises(RuntimeError, match="plays in no environment yet"):

@@ -21,7 +21,7 @@ from agentgym.core.messages import assistant, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Trajectory, Turn
 from agentgym.policies.base import ScriptedPolicy
-from agentgym.rewards.rubric import (
+from agentgym.rewards import (
     TAKES,
     Reward,
     Rewarded,

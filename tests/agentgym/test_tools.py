@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agentgym.core.spaces import MessagesSpace
+from agentgym.core.env import MessagesSpace
 from agentgym.tools.toolset import ToolCall, ToolError, ToolSet, tool
 
 

@@ -129,7 +129,7 @@ def test_a_timeout_is_a_positive_number(here, capsys):
 
 
 def test_not_even_what_holds_the_interpreter_hangs_it(here, monkeypatch):
-    code = "import agentgym.cli.check as c, agentgym.cli as m; c._GRACE = 1.0; m.main(['check', '%s:Stuck', '--timeout', '1'])"
+    code = "import agentgym.cli.environments as c, agentgym.cli as m; c._GRACE = 1.0; m.main(['check', '%s:Stuck', '--timeout', '1'])"
     done = subprocess.run([sys.executable, "-c", code % here], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"{here}.py" in done.stderr

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli import main
-from agentgym.cli.parser import COMMANDS, command_line
+from agentgym.cli import COMMANDS, command_line, main
 from agentgym.core.usage_error import nearest
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +66,7 @@ def test_help_groups_the_commands_by_use(capsys):
     text = capsys.readouterr().out
     for use, names in COMMANDS.items():
         block = re.search(rf"^{use}:\n((?:  .+\n)+)", text, re.MULTILINE)[1]
-        assert [line.split()[0] for line in block.splitlines()] == names
+        assert [line.split()[0] for line in block.splitlines()] == list(names)
     assert re.findall(r"^  (\d+) ", text, re.MULTILINE) == ["0", "1", "2", "3", "130"]
     assert "uploaded" in text
 
@@ -102,11 +101,11 @@ def imported_by(code):
 
 
 def test_help_and_completion_import_nothing_heavy():
-    assert not imported_by("from agentgym.cli.parser import command_line; command_line()") & set(HEAVY)
+    assert not imported_by("from agentgym.cli import command_line; command_line()") & set(HEAVY)
     line = {"_ARGCOMPLETE": "1", "COMP_LINE": "agentgym eval froz", "COMP_POINT": "18"}
     code = f"""
 import contextlib, io, os
-from agentgym.cli.parser import command_line
+from agentgym.cli import command_line
 from agentgym.cli.completion import answer_shell
 os.environ.update({line})
 answer = io.StringIO()

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.cli import main
+from agentgym.cli import command_line, main
 from agentgym.cli.completion import SHELLS, answer_shell
-from agentgym.cli.parser import command_line
 
 BIN = Path(sys.executable).parent
 BREAKS = " \t\n\"'@><=;|&(:"

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from agentgym import doctor
 from agentgym.cli import main
-from agentgym.doctor import probes
-from agentgym.doctor.finding import Finding, Probe, examine, output_of
-from agentgym.doctor.probes import PROBES
+from agentgym.doctor import PROBES, Diagnosis, Probe, examine, output_of
 
 ROOT = Path(__file__).parents[3]
 PARTS = [probe.name for probe in PROBES]
@@ -43,7 +42,7 @@ def test_this_machine_is_examined_and_nothing_is_broken(capsys, monkeypatch):
 
 
 def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
-    monkeypatch.setattr("agentgym.doctor.probes.PROBES", [probe for probe in PROBES if probe.name == "data"])
+    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name == "data"])
     monkeypatch.setenv("AGENTGYM_DATA", "/no/such/folder")
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
@@ -57,7 +56,7 @@ def test_a_setting_that_names_nothing_is_broken(capsys, monkeypatch):
 def test_the_hub_is_asked_only_when_asked_for(capsys, monkeypatch):
     asked = []
     monkeypatch.setattr("agentgym.datasets.no_hub", lambda: asked.append(1))
-    monkeypatch.setattr("agentgym.doctor.probes.PROBES", [probe for probe in PROBES if probe.name in ("data", "ports")])
+    monkeypatch.setattr("agentgym.doctor.PROBES", [probe for probe in PROBES if probe.name in ("data", "ports")])
     main(["doctor"])
     assert (asked, "Hugging Face hub" in capsys.readouterr().out) == ([], False)
     main(["doctor", "--network"])
@@ -76,7 +75,7 @@ def test_a_part_that_hangs_or_fails_is_a_warning():
         [
             Probe("slow", lambda: time.sleep(60) or [], 0.3),
             Probe("failing", fails, 30.0),
-            Probe("fine", lambda: [Finding("x", "ok", "y")], 30.0),
+            Probe("fine", lambda: [Diagnosis("x", "ok", "y")], 30.0),
         ]
     )
     assert time.monotonic() - start < 50
@@ -100,7 +99,7 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("agentgym.sandbox.backends.engine.PROBE_TIMEOUT", 0.5)
         start = time.monotonic()
-        found = probes.docker()
+        found = doctor.docker()
         assert time.monotonic() - start < 50
     assert (found[0].state, found[0].name) == ("broken", "Docker"), "DOCKER_HOST names it"
     assert "does not answer" in found[0].text
@@ -111,24 +110,24 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(monkeypatch):
 
 def test_every_extra_is_told(monkeypatch):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {requirement for _, requirement, _ in probes.OPTIONAL}
+    told = {requirement for _, requirement, _ in doctor.OPTIONAL}
     assert told == {f"agentgym-toolkit[{name}]" for name in extras} - {
         f"agentgym-toolkit[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert {f.state for f in probes.optional()} == {"missing"}
-    assert {f.todo for f in probes.optional()} == {f"pip install '{requirement}'" for requirement in told}
+    assert {f.state for f in doctor.optional()} == {"missing"}
+    assert {f.todo for f in doctor.optional()} == {f"pip install '{requirement}'" for requirement in told}
 
 
 def test_what_agentgym_cannot_do_without_is_read_from_its_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[^\w.-]", line)[0].lower() for line in project["dependencies"]}
-    assert {"aiohttp", "numpy"} <= set(probes.requirements()) <= needed, "less only where an older one is installed"
+    assert {"aiohttp", "numpy"} <= set(doctor.requirements()) <= needed, "less only where an older one is installed"
 
 
 def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
-    monkeypatch.setattr(probes, "requirements", lambda: {"numpy": "numpy", "not-here": "not_here"})
-    found = by_name(probes.python())
+    monkeypatch.setattr(doctor, "requirements", lambda: {"numpy": "numpy", "not-here": "not_here"})
+    found = by_name(doctor.python())
     assert found["numpy"].state == "ok"
     assert (found["not-here"].state, found["not-here"].todo) == ("broken", "pip install not-here")
     assert "ModuleNotFoundError" in found["not-here"].text
@@ -136,7 +135,7 @@ def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
 
 def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
     monkeypatch.setattr("agentgym.core.registration._broken_plugins", {"acme": "ImportError: no wheel"})
-    found = by_name(probes.environments())
+    found = by_name(doctor.environments())
     assert (found["plugin acme"].state, found["environments"].state) == ("broken", "ok")
     assert "no wheel" in found["plugin acme"].text
 
@@ -154,10 +153,10 @@ def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
     ],
 )
 def test_the_build_of_vllm_must_fit_the_machine(builds, module, gpu, state, says, monkeypatch):
-    monkeypatch.setattr(probes, "_version", builds.get)
+    monkeypatch.setattr(doctor, "_version", builds.get)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if module else None)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
-    (found,) = probes.vllm()
+    (found,) = doctor.vllm()
     assert found.state == state
     assert says in f"{found.text} {found.todo}"
 
@@ -174,17 +173,17 @@ def program(folder, name, script):
 def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559, 1024, 550.1'")
-    found, cards = probes._cards()
+    found, cards = doctor._cards()
     assert cards == 1
-    assert found == [Finding("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
+    assert found == [Diagnosis("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA GB10, [N/A], [N/A], 580.1'")
-    assert probes._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
+    assert doctor._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
     program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
-    found, cards = probes._cards()
+    found, cards = doctor._cards()
     assert (cards, found[0].state) == (0, "warning")
     assert "Failed to initialize NVML" in found[0].text
     program(tmp_path, "nvidia-smi", "")
-    assert probes._cards()[0][0].state == "missing"
+    assert doctor._cards()[0][0].state == "missing"
 
 
 @pytest.mark.parametrize(
@@ -198,31 +197,31 @@ def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     ],
 )
 def test_torch_must_see_the_cards(answer, cards, state, says, monkeypatch):
-    monkeypatch.setattr(probes, "_cards", lambda: ([], cards))
-    monkeypatch.setattr(probes, "output_of", lambda command, seconds: answer)
+    monkeypatch.setattr(doctor, "_cards", lambda: ([], cards))
+    monkeypatch.setattr(doctor, "output_of", lambda command, seconds: answer)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    (found,) = probes.gpu()
+    (found,) = doctor.gpu()
     assert found.state == state
     assert says in f"{found.text} {found.todo}"
 
 
 def test_a_containers_limits_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(probes, "_CGROUP", tmp_path)
+    monkeypatch.setattr(doctor, "_CGROUP", tmp_path)
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text("1500000000\n")
     (tmp_path / "memory.current").write_text("500000000\n")
-    found = by_name(probes.compute())
+    found = by_name(doctor.compute())
     assert found["CPUs"].text.endswith("of which this container may use 0.5")
     assert (found["memory"].state, found["memory"].text) == ("warning", "1.0 GB free of 1.5")
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert "container" not in by_name(probes.compute())["CPUs"].text
+    assert "container" not in by_name(doctor.compute())["CPUs"].text
 
 
 def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
-    assert probes._room("runs folder", tmp_path / "not" / "yet").state == "ok"
-    monkeypatch.setattr(probes, "LITTLE_DISK", 1e18)
-    assert probes._room("runs folder", tmp_path).todo == "make room"
+    assert doctor._room("runs folder", tmp_path / "not" / "yet").state == "ok"
+    monkeypatch.setattr(doctor, "LITTLE_DISK", 1e18)
+    assert doctor._room("runs folder", tmp_path).todo == "make room"
 
 
 # ---- data and sandboxes
@@ -232,11 +231,11 @@ def test_data_sets_that_are_there_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
     (tmp_path / "mbpp").mkdir()
     (tmp_path / "mbpp" / "mbpp.jsonl").write_text("{}\n")
-    found = by_name(probes.data())
+    found = by_name(doctor.data())
     assert found["data sets"].text == "mbpp"
     assert "gsm8k" in found["other data sets"].text
     monkeypatch.setenv("AGENTGYM_DATA", "")
-    assert probes.data()[0].state == "warning"
+    assert doctor.data()[0].state == "warning"
 
 
 def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
@@ -245,20 +244,20 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
     for asked, state in ((None, "missing"), ("docker", "missing"), ("bubblewrap", "broken")):
         if asked:
             monkeypatch.setenv("AGENTGYM_SANDBOX", asked)
-        assert probes.bubblewrap()[0].state == state
+        assert doctor.bubblewrap()[0].state == state
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
-    assert (probes.docker()[0].state, probes.docker()[0].todo) == ("broken", "pip install 'agentgym-toolkit[docker]'")
+    assert (doctor.docker()[0].state, doctor.docker()[0].todo) == ("broken", "pip install 'agentgym-toolkit[docker]'")
 
 
 @pytest.mark.bubblewrap
 def test_bubblewrap_is_tried_by_starting_a_sandbox():
-    assert probes.bubblewrap()[0].text.endswith("a sandbox was started")
+    assert doctor.bubblewrap()[0].text.endswith("a sandbox was started")
 
 
 @pytest.mark.docker
 def test_the_engine_tells_its_version_and_our_images():
-    found = by_name(probes.docker())
+    found = by_name(doctor.docker())
     assert found["Docker"].text.startswith("engine ")
     assert "python" in found["Docker images"].text
 
@@ -267,10 +266,10 @@ def test_the_engine_tells_its_version_and_our_images():
 def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
     from agentgym.sandbox.backends import bubblewrap
 
-    assert "bubblewrap limits" not in by_name(probes.bubblewrap()) or os.getuid()
+    assert "bubblewrap limits" not in by_name(doctor.bubblewrap()) or os.getuid()
     bubblewrap._warn_once.cache_clear()
     monkeypatch.setattr(bubblewrap, "limit_files", lambda *_: "mount: Permission denied")
-    told = by_name(probes.bubblewrap())["bubblewrap limits"]
+    told = by_name(doctor.bubblewrap())["bubblewrap limits"]
     assert (told.state, told.text) == ("warning", "the number of files is not limited (mount: Permission denied)")
 
 
@@ -278,7 +277,7 @@ def test_control_groups_are_left_as_they_were():
     from agentgym.processes import cgroups
 
     before = set(cgroups.ROOT.glob("**/agentgym-doctor-*"))
-    assert probes.cgroups()[0].state in ("ok", "warning")
+    assert doctor.cgroups()[0].state in ("ok", "warning")
     assert set(cgroups.ROOT.glob("**/agentgym-doctor-*")) <= before
 
 

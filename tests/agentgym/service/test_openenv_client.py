@@ -15,7 +15,7 @@ from served import served
 
 import agentgym
 from agentgym.checks.check_env import CHECKS, examine
-from agentgym.checks.findings import NOTE, PROBLEM
+from agentgym.checks.subject import NOTE, PROBLEM
 from agentgym.cli import main
 from agentgym.core.messages import text_of
 from agentgym.core.registration import spec

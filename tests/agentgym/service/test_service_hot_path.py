@@ -234,8 +234,8 @@ SERVER = """
 import argparse, sys
 from agentgym.cli import serve
 parser = argparse.ArgumentParser()
-serve.add(parser.add_subparsers())
-from agentgym.cli.serve_options import settings_of
+serve.add_serve(parser.add_subparsers())
+from agentgym.cli.serve import settings_of
 settings = settings_of(parser.parse_args(["serve", "frozen_lake", "--kwargs", '{"view": "near"}', "--port", "0"]))
 import agentgym.service.openenv.routes, agentgym.service.server.env_server
 from agentgym.service.worker.protocol_handler import HANDLERS, handler_class

