@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.filters import reward_spread
+from agent_train.algorithms.advantages import reward_spread
 from agentgym.core.trajectory import Group, Trajectory
 
 

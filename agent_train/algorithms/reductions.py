@@ -21,18 +21,6 @@ def sample_weights(
     `tokens_N` counts the sampled tokens that take part in the loss; `trajectory_N` and `prompt_N` (group) are any
     integers. `max_length`, of "constant" only, is the constant length that a trajectory's sum is divided by.
     """
-    if mode not in MODES:
-        raise ValueError(f"reduction must be one of {', '.join(MODES)}, not {mode!r}")
-    if not len(tokens_N) == len(trajectory_N) == len(prompt_N):
-        raise ValueError(
-            f"{len(tokens_N)} counts, {len(trajectory_N)} trajectories and {len(prompt_N)} prompts of samples"
-        )
-    if (mode == "constant") != (max_length is not None):
-        raise ValueError(f"reduction {mode!r} with max_length {max_length}: 'constant' needs it and no other takes it")
-    if max_length is not None and not max_length > 0:
-        raise ValueError(f"max_length must be positive, not {max_length}")
-    if (tokens_N < 0).any() or not (tokens_N > 0).any():
-        raise ValueError(f"nothing to reduce: {len(tokens_N)} samples without a sampled token, or a negative count")
     live_N = tokens_N > 0
     weights_N = torch.zeros(len(tokens_N), dtype=torch.float64, device=tokens_N.device)
     weights_N[live_N] = MODES[mode](tokens_N[live_N].double(), trajectory_N[live_N], prompt_N[live_N])

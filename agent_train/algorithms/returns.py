@@ -1,7 +1,7 @@
 """Returns and generalised advantage estimation over sampled tokens, and whitening over a whole training step.
 
 Sampled tokens are selected first and the results are put back, so an observation between two turns neither discounts
-nor interrupts anything, and whatever stands at an unsampled token (NaN too) is never read. Results are 0 there.
+nor interrupts anything, and whatever stands at an unsampled token is never read. Results are 0 there.
 
 Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a
 token is; the tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is
@@ -63,10 +63,6 @@ def bilevel_gae(
     turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
     follows. `turn_T` (see `turn_rewards.turn_segments`) tells turns apart, not rewards: a turn of reward 0 is a turn.
     """
-    if turn_lam is None:
-        if isinstance(lam, Tensor):
-            raise ValueError("bi-level GAE with a lambda for each token needs turn_lam, the one over turns")
-        turn_lam = lam
     index_M = mask_T.nonzero()[:, 0]
     segment_M = segment_T[index_M]
     rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
@@ -74,7 +70,9 @@ def bilevel_gae(
 
     ends_K = (in_turn_M == 0).nonzero()[:, 0]
     values_K = values_M[ends_K]
-    advantages_K = _gae(rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, turn_lam)
+    advantages_K = _gae(
+        rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, lam if turn_lam is None else turn_lam
+    )
     rewards_M = rewards_M.index_copy(0, ends_K, advantages_K + values_K)
 
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
@@ -87,8 +85,6 @@ def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> T
 
     The length of a segment is the number of its sampled tokens.
     """
-    if not alpha > 0:
-        raise ValueError(f"alpha of the length-adaptive lambda must be positive, not {alpha}")
     _, index_T = segment_T.unique_consecutive(return_inverse=True)
     lengths_S = torch.zeros(len(segment_T), device=mask_T.device).index_add(0, index_T, mask_T.float())
     return (1.0 - 1.0 / (alpha * lengths_S.clamp(min=1.0))).clamp(min=0.0)[index_T]
@@ -106,8 +102,6 @@ def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample"
     `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do
     not differ.
     """
-    if std not in ("sample", "population"):
-        raise ValueError(f"std must be sample or population, not {std!r}")
     index_M = mask_T.nonzero()[:, 0]
     count, total, squares = totals.double().unbind()
     mean = total / count.clamp(min=1.0)

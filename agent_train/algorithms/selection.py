@@ -3,13 +3,16 @@
 Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that
 advantages are computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled
 tokens, never what a tool wrote.
+
+A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no
+part, and `algorithm.filter.share`. It returns the indices of the groups to keep, ascending.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.advantages import has_spread
+from agent_train.algorithms.advantages import Rewards, has_spread, reward_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
@@ -126,6 +129,45 @@ def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[flo
     rewards = fold_silent_turns(shaped, sampled)
     rewards[-1] += penalty(trajectory, algorithm.overlong)
     return rewards
+
+
+def all_groups(rewards: Sequence[Rewards], share: float) -> list[int]:
+    return list(range(len(rewards)))
+
+
+def with_spread(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """Keep the groups whose rewards differ: the others teach nothing (DAPO, arXiv 2503.14476)."""
+    return [index for index, group in enumerate(rewards) if has_spread(group)]
+
+
+def uncertain(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
+
+    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does
+    not.
+    """
+    spreads = [reward_spread(group) for group in rewards]
+    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
+    return sorted(_widest_first(spreads)[: math.ceil(share * len(rewards) - 1e-9)])
+
+
+def nucleus(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread.
+
+    Groups without spread are never kept.
+    """
+    spreads = [reward_spread(group) for group in rewards]
+    goal = share * math.fsum(spreads) * (1 - 1e-9)
+    kept: list[int] = []
+    for index in _widest_first(spreads):
+        if not spreads[index] or (kept and math.fsum(spreads[i] for i in kept) >= goal):
+            break
+        kept.append(index)
+    return sorted(kept)
+
+
+def _widest_first(spreads: Sequence[float]) -> list[int]:
+    return sorted(range(len(spreads)), key=lambda index: -spreads[index])
 
 
 def _took_part(trajectory: Trajectory) -> bool:

@@ -1,16 +1,17 @@
 """Samples are dealt to optimizer steps and ranks and packed into micro-batches.
 
 No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes
-are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The
-weight of a token in the loss is decided by `weighted`, over all samples of an optimizer step before they are dealt, so
-that any split gives the same loss.
+are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix: the
+same numbers in fewer tokens, since each token still sees its own sample only. The weight of a token in the loss is
+decided by `weighted`, over all samples of an optimizer step before they are dealt, so that any split gives the same
+loss.
 
 Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from agent_train.algorithms.reductions import sample_weights
 from agent_train.data.balance import TOKENS, Cost, balance
-from agent_train.data.prefixes import PrefixGroup, alone, cut, in_order, prefix_groups_of
 from agent_train.data.samples import TrainingSample
 
 FILLER_ID = 0
@@ -33,6 +33,28 @@ class Prefix:
     first: int  # number of the first of them in the micro-batch
     samples: int  # their number
     length: int  # tokens that they share, none of them sampled
+
+
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Samples that share their first `prefix` tokens, none of them sampled; a sample by itself is a group of one with prefix 0.
+
+    Each sample has at least one more token. The longer ones come first, unless `cut` has dealt them out.
+    """
+
+    samples: tuple[TrainingSample, ...]
+    prefix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.ids) for sample in self.samples) - self.prefix * (len(self.samples) - 1)
+
+    def costs(self, cost: Cost) -> list[int]:
+        """The cost of each sample beyond the prefix."""
+        return [cost.of(len(sample.ids) - self.prefix, sample.sampled, self.prefix) for sample in self.samples]
+
+    def cost(self, cost: Cost) -> int:
+        return sum(self.costs(cost)) + cost.of(self.prefix, 0)
 
 
 @dataclass(frozen=True)
@@ -116,16 +138,16 @@ def weighted(
 
     `length` is of the reduction "constant" alone.
     """
+
+    def numbered(names: list[str]) -> Tensor:
+        numbers: dict[str, int] = {}
+        return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
+
     tokens_N = torch.tensor([sample.sampled for sample in samples])
-    trajectories_N = _numbered([sample.trajectory for sample in samples])
-    groups_N = _numbered([sample.group for sample in samples])
+    trajectories_N = numbered([sample.trajectory for sample in samples])
+    groups_N = numbered([sample.group for sample in samples])
     weights_N = sample_weights(reduction, tokens_N, trajectories_N, groups_N, length)
     return [replace(each, weight=weight) for each, weight in zip(samples, weights_N.tolist(), strict=True)]
-
-
-def _numbered(names: Sequence[str]) -> Tensor:
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def split_steps(
@@ -137,7 +159,7 @@ def split_steps(
     the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole,
     where there are at least `parts`. There are fewer lists where too few trajectories sampled a token.
     """
-    ordered = in_order(samples)
+    ordered = _in_order(samples)
     units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
     if groups_whole and len(groups := _units((sample.group, sample) for sample in ordered)) >= parts:
         units = groups
@@ -196,7 +218,7 @@ def _split(
     if parts < 1:
         raise ValueError(f"samples are dealt to at least 1 rank, not {parts}")
     if not shared_prefix:
-        return _dealt(alone(samples), parts, cost)
+        return _dealt(_alone(samples), parts, cost)
     groups = prefix_groups_of(samples)
     most = -(-_total(groups, cost) // parts)
     candidates = [
@@ -219,10 +241,10 @@ def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[Pref
     """The group in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or sample by sample."""
     most += cost.of(group.prefix, 0)
     for parts in range(1, len(group.samples)):
-        pieces = [group] if parts == 1 else cut(group, parts, cost)
+        pieces = [group] if parts == 1 else _cut(group, parts, cost)
         if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
             return pieces
-    return alone(group.samples)
+    return _alone(group.samples)
 
 
 def _pack(groups: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
@@ -264,6 +286,62 @@ def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
     for prefix in prefixes:
         starts[prefix.first + 1 : prefix.first + prefix.samples] = [prefix.length] * (prefix.samples - 1)
     return starts
+
+
+def _in_order(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    """The longest first, and samples of equal length in an order that does not depend on the one they came in."""
+    return sorted(samples, key=lambda sample: (-len(sample.ids), sample.group, sample.trajectory, sample.ids))
+
+
+def _alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    return [PrefixGroup((sample,)) for sample in _in_order(samples)]
+
+
+def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
+
+    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the
+    longest such prompt that their own begins with. The rest of the group goes together by what its prompts have in
+    common.
+    """
+    named: dict[str, list[TrainingSample]] = {}
+    for sample in _in_order(samples):
+        named.setdefault(sample.group, []).append(sample)
+    found = _alone(named.pop("", []))
+    for own in named.values():
+        found += _within_group(own)
+    return sorted(
+        found, key=lambda each: (-len(each.samples[0].ids), each.samples[0].group, each.samples[0].trajectory)
+    )
+
+
+def _cut(group: PrefixGroup, parts: int, cost: Cost) -> list[PrefixGroup]:
+    """The group as `parts` groups with fewer samples, of nearly equal cost; each holds the prefix."""
+    dealt = [tuple(group.samples[place] for place in own) for own in balance(group.costs(cost), parts)]
+    return [PrefixGroup(samples, group.prefix if len(samples) > 1 else 0) for samples in dealt if samples]
+
+
+def _within_group(samples: Sequence[TrainingSample]) -> list[PrefixGroup]:
+    prompts: dict[tuple[int, ...], list[TrainingSample]] = {}
+    for sample in samples:
+        prompts.setdefault(_prompt(sample), []).append(sample)
+    # The longest first: a sample joins the first that its prompt begins with.
+    shared = sorted((prompt for prompt, own in prompts.items() if prompt and len(own) > 1), key=lambda p: (-len(p), p))
+    members: dict[tuple[int, ...], list[TrainingSample]] = {prompt: prompts.pop(prompt) for prompt in shared}
+    left: list[TrainingSample] = []
+    for prompt, own in prompts.items():
+        home = next((known for known in shared if prompt[: len(known)] == known), None)
+        (left if home is None else members[home]).extend(own)
+    found = [PrefixGroup(tuple(_in_order(own)), len(prompt)) for prompt, own in members.items()]
+    prompts_left = zip(*map(_prompt, left), strict=False)
+    common = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, prompts_left))
+    return found + ([PrefixGroup(tuple(_in_order(left)), common)] if len(left) > 1 and common else _alone(left))
+
+
+def _prompt(sample: TrainingSample) -> tuple[int, ...]:
+    """The tokens before the first sampled one, without the last token in any case."""
+    end = sample.mask.index(True) if True in sample.mask else len(sample.ids) - 1
+    return tuple(sample.ids[:end])
 
 
 def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.config.schema import Config
 from agent_train.learner.attention import PACKED, register
-from agent_train.learner.head import PackedPolicy
-from agent_train.learner.loading import build_empty, file_name, fill
+from agent_train.learner.head import PackedPolicy, PackedValue
+from agent_train.learner.loading import build_empty, file_name, fill, weight_files
 from agent_train.learner.lora import adapter_tensors, has_adapters, initial_adapter, merged, write_adapter
 from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
 
 UNCOMPILED = f"{PACKED}_uncompiled"
+HEAD = "score.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Packed = TypeVar("Packed", bound=nn.Module)
 
@@ -34,18 +35,45 @@ def load_policy(
     Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises
     FileNotFoundError.
     """
-    model_dir = Path(model_dir)
-    if not (model_dir / "config.json").is_file():
+    model, _ = _load(AutoModelForCausalLM, model_dir, gradient_checkpointing)
+    return PackedPolicy(model, head_chunk, vocab_chunk)
+
+
+def load_value(
+    model_dir: str | Path, gradient_checkpointing: bool = False, *, of_samples: bool = False, seed: int = 0
+) -> PackedValue:
+    """As `load_policy`, a model of values or scores: what transformers loads as a sequence classifier with one label.
+
+    A language model gets a new head, drawn from `seed`, whose first values are small. Raises ValueError for another
+    folder.
+    """
+    model, missing = _load(AutoModelForSequenceClassification, model_dir, gradient_checkpointing, HEAD, num_labels=1)
+    if missing - {HEAD}:
+        raise ValueError(f"{model_dir}: the weights lack {', '.join(sorted(missing - {HEAD})[:3])}")
+    value = PackedValue(model, of_samples)
+    if missing:
+        score = model.score
+        drawn_1D = torch.randn((1, score.in_features), generator=torch.Generator().manual_seed(seed))
+        score.weight = nn.Parameter(drawn_1D / (score.in_features + 1))
+    return value
+
+
+def _load(
+    auto_class: Any, model_dir: str | Path, gradient_checkpointing: bool, new: str | None = None, **settings: Any
+) -> tuple[Any, set[str]]:
+    """A model with packed attention and without dropout, and the names of the parameters that no file holds."""
+    if not (Path(model_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} is not a model folder: it has no config.json")
-    model = build_empty(AutoModelForCausalLM, model_dir, register())
+    config = AutoConfig.from_pretrained(str(model_dir))
+    of_labels = any("SequenceClassification" in name for name in config.architectures or ())
+    if of_labels and config.num_labels != settings.get("num_labels", config.num_labels):
+        raise ValueError(f"{model_dir} gives {config.num_labels} numbers, and a value or a score is one")
+    model = build_empty(auto_class, model_dir, register(), new, **settings)
+    missing = set() if new is None else {new} - weight_files(model_dir).keys()
     if model is None:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(model_dir), dtype=torch.float32, attn_implementation=register()
-        )
-    return PackedPolicy(plain(model, gradient_checkpointing), head_chunk, vocab_chunk)
-
-
-def plain(model: Any, gradient_checkpointing: bool) -> Any:
+        settings |= {"dtype": torch.float32, "attn_implementation": register(), "output_loading_info": True}
+        model, loaded = auto_class.from_pretrained(str(model_dir), **settings)
+        missing = set(loaded["missing_keys"])
     if hasattr(model.config, "attention_dropout"):
         model.config.attention_dropout = 0.0
     for module in model.modules():
@@ -56,7 +84,7 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
             module.attention_dropout = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+    return model.train(), missing
 
 
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
@@ -161,20 +189,12 @@ def write_model(
         config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
         text = json.dumps({**config, "dtype": dtype}, indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")
-    for source in sorted(model_dir.iterdir()):
-        kept = source.is_file() and not (partial / source.name).exists() and _wanted(source)
-        if kept and not (adapter and source.name == "config.json"):
+    for source in filter(Path.is_file, sorted(model_dir.iterdir())):
+        # Tokenizer and generation files; not the old weights in any form, nor their index.
+        kept = source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
+        if kept and not (partial / source.name).exists() and not (adapter and source.name == "config.json"):
             shutil.copy2(source, partial / source.name)
-    replace_folder(partial, folder)
-
-
-def _wanted(source: Path) -> bool:
-    """Tokenizer and generation files; not the old weights in any form, nor their index."""
-    return source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
-
-
-def replace_folder(partial: Path, folder: Path) -> None:
-    """Rename `partial` to `folder`, and remove what was there before only once the new one is in place."""
+    # What was there before is removed only once the new folder is in place.
     old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -1,11 +1,11 @@
-"""From packed tokens to log-probabilities and entropies, without ever holding T x V logits.
+"""From packed tokens to log-probabilities and entropies, without ever holding T x V logits; or to a value or score.
 
 Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each
 chunk again, all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the
 vocabulary to the next.
 
 Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D
-hidden size.
+hidden size, S samples (segments).
 """
 
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ class _Answers:
         return _Answers(targets_C, zeros_C + torch.finfo(dtype).min / 2, zeros_C, zeros_C, zeros_C)
 
     def add(self, logits_CW: Tensor, start: int, spare_CW: Tensor) -> None:
-        """Take a part of the vocabulary, from entry `start`. It leaves the logits less the greatest so far."""
+        """Take a part of the vocabulary, from entry `start`. It leaves in `logits_CW` the logits less the greatest so far."""
         top_C = torch.maximum(self.top_C, logits_CW.amax(-1))
         inside_C, place_C = _inside(self.targets_C - start, logits_CW.shape[1])
         self.target_C = torch.where(inside_C, logits_CW.gather(1, place_C[:, None])[:, 0], self.target_C)
@@ -217,17 +217,11 @@ class _Logits:
 def chunked_head(
     hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int, vocab_chunk: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """logprobs_M of the targets and entropy_M, in nats and fp32 (fp64 where the hidden states are), with gradients.
+    """logprobs_M of the targets (token ids) and entropy_M, in nats and fp32 (fp64 where the hidden states are), with gradients.
 
-    Two blocks of logits exist at one time, until the backward pass is done.
-
-    Args:
-        hidden_MD: the hidden states that predict the targets.
-        weight_VD: the output embedding.
-        targets_M: token ids.
-        temperature_M: divides the logits, positive.
-        chunk: tokens of a block.
-        vocab_chunk: entries of the vocabulary of a block; 0 is all.
+    `hidden_MD` predict the targets, `weight_VD` is the output embedding, and `temperature_M` divides the logits. A block
+    of logits has `chunk` tokens and `vocab_chunk` entries of the vocabulary (0: all); two exist at one time, until the
+    backward pass is done.
     """
     return _ChunkedHead.apply(hidden_MD, weight_VD, targets_M, temperature_M, chunk, vocab_chunk)
 
@@ -241,11 +235,8 @@ class PackedPolicy(nn.Module):
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
-        wrong = [
-            n
-            for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-            if getattr(model.config, n, None) not in (None, 1, 1.0)
-        ]
+        scalings = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+        wrong = [name for name in scalings if getattr(model.config, name, None) not in (None, 1, 1.0)]
         if model.get_output_embeddings().bias is not None:
             wrong.append("a bias of the output embedding")
         if wrong:
@@ -268,3 +259,44 @@ class PackedPolicy(nn.Module):
         )
         zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
         return zeros_T.index_copy(0, index_M, logprobs_M), zeros_T.index_copy(0, index_M, entropy_M)
+
+
+class PackedValue(nn.Module):
+    """A sequence classifier of one label, loaded with the packed attention: micro-batch in, values or scores out.
+
+    With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does. The
+    number is `score.weight` times the hidden state, without a bias.
+    """
+
+    def __init__(self, model: Any, of_samples: bool = False):
+        super().__init__()
+        score = getattr(model, "score", None)
+        if not isinstance(score, nn.Linear) or score.bias is not None or score.out_features != 1:
+            raise ValueError(f"{type(model).__name__} cannot give values: it has no linear `score` of one number")
+        self.model = model
+        self.of_samples = of_samples
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """values_T, before each token that the policy sampled: from the state that predicts it; 0 outside the mask. fp32.
+
+        With `of_samples` scores_S: from the state at the last sampled token of each sample, that token read; at the
+        last token of a sample without.
+        """
+        hidden_TD = hidden_states(self.model, batch)
+        index_M = batch.mask_T.nonzero()[:, 0]
+        places = last_sampled(batch) if self.of_samples else batch.previous_T[index_M]
+        numbers = hidden_TD[places].float() @ self.model.score.weight[0].float()
+        if self.of_samples:
+            return numbers
+        zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
+        return zeros_T.index_copy(0, index_M, numbers)
+
+
+def last_sampled(batch: MicroBatch) -> Tensor:
+    """positions_S: of the last sampled token of each sample, of its last token where none was sampled."""
+    ends_S = batch.cu_seqlens[1:].long() - 1
+    here_T = torch.arange(len(batch.ids_T), device=ends_S.device)
+    found_S = torch.full_like(ends_S, -1).scatter_reduce(
+        0, batch.segment_T, torch.where(batch.mask_T, here_T, -1), "amax"
+    )
+    return torch.where(found_S >= 0, found_S, ends_S)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, proximal_share
+from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, interpolated
 from agent_train.algorithms.kl import kl_estimate, kl_loss
 from agent_train.algorithms.losses import entropy_bonus, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
@@ -26,7 +26,7 @@ from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, corrections
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import policy_sums
+from agent_train.learner.measures import Numbers, policy_sums
 
 ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 
@@ -78,7 +78,7 @@ class PolicyObjective:
         kl_coef: float = 0.0,
         version: int | None = None,
         drift_limit: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Numbers, Numbers]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
         `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0;
@@ -107,11 +107,17 @@ class PolicyObjective:
             policy_T = policy_T * correction_T
         kl_T, measured_T = self._kl(batch, logprobs_T, old_T, kl_coef)
         bonus_T = entropy_bonus(entropy_T, batch.mask_T, coef) if coef else None
-        parts = [_summed(part_T, batch) for part_T in (policy_T, kl_T, bonus_T)]
-        loss = parts[0] + parts[1] + parts[2]
+        terms = {"loss_policy": policy_T, "loss_kl": kl_T, "loss_entropy": bonus_T}
+        parts = {
+            name: torch.zeros_like(batch.weights_T[0])
+            if x_T is None
+            else weighted_sum(x_T, batch.weights_T, batch.mask_T)
+            for name, x_T in terms.items()
+        }
+        loss = parts["loss_policy"] + parts["loss_kl"] + parts["loss_entropy"]
         return loss, *policy_sums(
             batch,
-            [loss, *parts],
+            {"loss": loss, **parts},
             inputs,
             clip_mask_T,
             start_T=start_T,
@@ -128,11 +134,7 @@ class PolicyObjective:
         n_tokens: int,
         group: dist.ProcessGroup | None = None,
     ) -> Tensor:
-        """The limit of one optimizer step of `n_tokens` sampled tokens over all ranks, the same on every rank. One collective.
-
-        `logprobs` are of the policy as it is, for each of this rank's micro-batches; `group` has the ranks that hold
-        different tokens.
-        """
+        """The limit of one optimizer step of `n_tokens` sampled tokens, from the present `logprobs` of all ranks in `group`. One collective."""
         given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
         own_N = torch.cat(
             [m2po_drift(p_N, b.behaviour_logprobs_T[b.mask_T], b.advantages_T[b.mask_T]) for b, p_N in given]
@@ -154,18 +156,14 @@ class PolicyObjective:
         version: int | None,
     ) -> Gap | None:
         """The log-probabilities that the ratio divides by; None where no loss reads them."""
-        proximal, share_T = self.settings.proximal, None
-        if proximal == "interpolated" and number == 0:
-            # The share is 1: the policy itself, to the last bit.
-            proximal = "recomputed"
-        elif proximal == "interpolated":
+        behaviour_T = batch.behaviour_logprobs_T
+        if self.settings.proximal == "behaviour":
+            return gap_of(behaviour_T, batch.mask_T)
+        if self.settings.proximal == "interpolated":
             # In optimizer steps, of which each version has as many as this one.
             now = (version or 0) * steps
-            share_T = proximal_share(batch.versions_T * steps, now, now + number)
-        if proximal == "recomputed" and start_T is None:
-            return None
-        recomputed_T = start_T if proximal == "recomputed" else None
-        return gap_of(proximal, logprobs_T, batch.behaviour_logprobs_T, batch.mask_T, recomputed_T, share_T)
+            start_T = interpolated(logprobs_T, behaviour_T, batch.versions_T * steps, now, now + number)
+        return None if start_T is None else gap_of(behaviour_T, batch.mask_T, start_T)
 
     def _correction(self, batch: MicroBatch, gap: Gap | None, logprobs_T: Tensor) -> Tensor | None:
         """The factor of each token's policy loss; None where nothing corrects."""
@@ -210,9 +208,3 @@ def _differ(sample: TrainingSample) -> bool:
     """True if the advantages of the sampled tokens differ by more than rounding."""
     own = [a for a, on in zip(sample.advantages, sample.mask, strict=False) if on]
     return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))
-
-
-def _summed(loss_T: Tensor | None, batch: MicroBatch) -> Tensor:
-    if loss_T is None:
-        return torch.zeros((), device=batch.mask_T.device)
-    return weighted_sum(loss_T, batch.weights_T, batch.mask_T)

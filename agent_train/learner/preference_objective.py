@@ -19,8 +19,8 @@ from agent_train.algorithms.losses import keep
 from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import loss_alone
-from agent_train.learner.value_head import last_sampled
+from agent_train.learner.head import last_sampled
+from agent_train.learner.measures import Numbers, loss_alone
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def of_scores(scores: Sequence[float], wanted: Sequence[float]) -> Judged:
     return Judged(value, [[error / len(scores)] for error in error_A.tolist()], measures)
 
 
-def along_logprobs(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def along_logprobs(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Numbers, Numbers]:
     """The second pass: the sum of the tokens' log-probabilities times the derivatives that lie in `advantages_T`."""
     return loss_alone((keep(output[0], batch.mask_T) * keep(batch.advantages_T, batch.mask_T)).sum())
 
 
-def along_scores(batch: MicroBatch, scores_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def along_scores(batch: MicroBatch, scores_S: Tensor) -> tuple[Tensor, Numbers, Numbers]:
     """The second pass of a reward model: scores_S times the derivative that lies at each sample's last sampled token."""
     return loss_alone((scores_S * batch.advantages_T[last_sampled(batch)]).sum())
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_train.config.schema import Config
-from agent_train.learner.roles import learns, roles_of, source_of, start_of
-from agent_train.learner.vocabulary import check_folder
+from agent_train.learner.roles import check_folder, learns, roles_of, source_of, start_of
 
 if TYPE_CHECKING:
     from agent_train.engine.teacher import Teacher
@@ -49,8 +48,7 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
     TeacherError if the teacher's endpoint does not answer or has another vocabulary.
     """
     from agent_train.engine.teacher import Teacher
-    from agent_train.learner.actor_group import Learner, shared_devices
-    from agent_train.learner.shipping import shipping
+    from agent_train.learner.actor_group import Learner, shared_devices, shipping
 
     bundles = await shared_devices(config)
     ship = shipping(config)

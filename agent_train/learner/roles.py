@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from agent_train.config.extensions import advantages
 from agent_train.config.schema import Config
@@ -9,8 +10,13 @@ from agent_train.config.schema import Config
 ROLES = ("policy", "reference", "critic", "prm", "teacher", "reward_model")
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Shipped advantages that ask for a critic; your own says so by an attribute `targets`.
 WITH_CRITIC = ("gae", "bilevel_gae")
+
+
+class VocabularyError(ValueError):
+    """A model beside the policy that means something else by an id. Says which model, and the first id."""
 
 
 def roles_of(config: Config) -> tuple[str, ...]:
@@ -87,3 +93,28 @@ def lr_scale(config: Config, step: int, steps: int) -> float:
     Linear: 1 at step 1 and 1 / steps at the last one, so that every step learns something; 0 would come after it.
     """
     return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps
+
+
+def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
+    """Raise VocabularyError unless a model's tokenizer gives every token of the policy's the same id. It may know more tokens.
+
+    `name` is the setting that names the folder, for the error.
+    """
+    folder = Path(folder)
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise VocabularyError(
+            f"{name}={folder}: has no tokenizer to compare with the policy's: copy the policy's there if the vocabularies are the same"
+        )
+    there, here = tokenizer_of(folder).get_vocab(), tokenizer_of(policy_dir).get_vocab()
+    for token, number in sorted(here.items(), key=lambda item: item[1]):
+        if there.get(token) != number:
+            raise VocabularyError(
+                f"{name}={folder}: another vocabulary than the policy's: token {token!r} is {number} for the policy and"
+                f" {there.get(token, 'unknown')} there: take a model with the policy's tokenizer"
+            )
+
+
+def tokenizer_of(folder: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))

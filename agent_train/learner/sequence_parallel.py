@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_to_all_single
 from transformers import AttentionInterface
 
 from agent_train.data.packing import MicroBatch
@@ -52,24 +53,11 @@ class SequenceParallelGroup:
         return -size % self.sequence_size
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all: block r of the first dimension goes to rank r. Its own inverse, so its own gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _exchanged(blocks, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _exchanged(grads[0], ctx.group), None
-
-
 def _exchanged(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All-to-all, with its gradient: block r of the first dimension goes to rank r."""
     # The collective reads and writes memory in order, whatever the strides.
     sent = blocks.contiguous()
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
+    received: Tensor = all_to_all_single(torch.empty_like(sent), sent, group=group)
     return received
 
 
@@ -127,27 +115,23 @@ def ulysses_attention(
 ) -> tuple[Tensor, None]:
     """Packed attention over the tokens of all ranks: query (1, H, P, D), key and value (1, K, P, D) -> (1, P, H, D).
 
-    `spread` None calls packed attention as it is; `spread_tokens` is T, before padding. Raises ValueError if the heads
-    do not divide by the ranks.
+    `spread` None calls packed attention as it is; `spread_tokens` is T, before padding.
     """
     if spread is None or spread.sequence_size == 1:
         return packed_attention(module, query, key, value, attention_mask, **kwargs)
-    check_heads(query.shape[1], key.shape[1], spread.sequence_size)
     repeats = max(1, spread.sequence_size // key.shape[1])
     wide = (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
     whole = [_heads_of_all(x[0], spread, spread_tokens)[None] for x in wide]
     out_1THD, _ = packed_attention(module, whole[0], whole[1], whole[2], attention_mask, **kwargs)
     padded_THD = nn.functional.pad(out_1THD[0], (0, 0, 0, 0, 0, spread.padding(spread_tokens)))
     blocks_RPHD = padded_THD.unflatten(0, (spread.sequence_size, -1))
-    received_RPHD = _Exchange.apply(blocks_RPHD, spread.sequence)
-    return received_RPHD.transpose(0, 1).flatten(1, 2).unsqueeze(0), None
+    return _exchanged(blocks_RPHD, spread.sequence).transpose(0, 1).flatten(1, 2).unsqueeze(0), None
 
 
 def _heads_of_all(own_HPD: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
     """From all heads of this rank's tokens to this rank's heads of all T tokens: (H, P, D) -> (H / R, T, D)."""
     blocks_RHPD = own_HPD.unflatten(0, (spread.sequence_size, -1))
-    received_RHPD: Tensor = _Exchange.apply(blocks_RHPD, spread.sequence)
-    return received_RHPD.transpose(0, 1).flatten(1, 2)[:, :size]
+    return _exchanged(blocks_RHPD, spread.sequence).transpose(0, 1).flatten(1, 2)[:, :size]
 
 
 def check_heads(query: int, key: int, ranks: int) -> None:
@@ -161,7 +145,6 @@ def check_heads(query: int, key: int, ranks: int) -> None:
 
 def spread_over(policy: Any, spread: SequenceParallelGroup) -> None:
     """Let a packed module (`PackedPolicy`, `PackedValue`) run over the ranks of a replica; it is called with whole micro-batches."""
-    scores_masked_tokens = not hasattr(policy.model, "score")
     # Blocks that are compiled have a name of their own for the same function.
     if spread.sequence_size > 1 and policy.model.config._attn_implementation == PACKED:
         AttentionInterface.register(ULYSSES, ulysses_attention)
@@ -176,7 +159,10 @@ def spread_over(policy: Any, spread: SequenceParallelGroup) -> None:
 
     def own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         size = kwargs["input_ids"].shape[1]
-        cut = {name: _cut(kwargs[name], spread, size) for name in ("input_ids", "position_ids")}
+        padded = {
+            name: nn.functional.pad(kwargs[name], (0, spread.padding(size))) for name in ("input_ids", "position_ids")
+        }
+        cut = {name: whole_1T[:, spread.part(size)] for name, whole_1T in padded.items()}
         return args, {**kwargs, **cut, "spread": spread, "spread_tokens": size}
 
     def all_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -190,12 +176,8 @@ def spread_over(policy: Any, spread: SequenceParallelGroup) -> None:
         mine = torch.arange(len(output), device=output.device) % spread.replica_size == spread.replica_rank
         return _Join.apply(torch.where(mine, output, 0.0), spread)
 
-    if scores_masked_tokens:
+    if not hasattr(policy.model, "score"):
         policy.register_forward_pre_hook(own_stripe, with_kwargs=True)
     policy.register_forward_hook(joined)
     policy.model.base_model.register_forward_pre_hook(own_tokens, with_kwargs=True)
     policy.model.base_model.register_forward_hook(all_tokens, with_kwargs=True)
-
-
-def _cut(whole_1T: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
-    return nn.functional.pad(whole_1T, (0, spread.padding(size)))[:, spread.part(size)]

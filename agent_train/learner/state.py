@@ -1,15 +1,16 @@
-"""The saved state of a role, from which it goes on as if it had never stopped: written beside training, read on any number of ranks.
+"""The optimizers by name, and the saved state of a role, from which it goes on as if it had never stopped.
 
-A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
+State is written beside training and read on any number of ranks: a folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
 under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's
 random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,48 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
 
-from agent_train.learner.optimizers import average, set_average, set_lr
+from agent_train.config.schema import LearnerConfig
 from agentgym.storage.files import write_json
 
 Counters = Mapping[str, int | str]
 Held = Mapping[str, Any]  # DCP's metadata of each tensor in a folder, by its name
+
+
+def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: LearnerConfig) -> optim.Optimizer:
+    """The optimizer that `learner.optimizer` names, over those parameters that are trained.
+
+    `learner.weight_decay` is of matrices only. `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them
+    in 8 bits with an fp32 scale for each block of 256, and in fp32 for tensors of less than 4096 weights.
+    """
+    common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
+    members: dict[tuple[object, bool], list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        if parameter.requires_grad:
+            # A fused step takes tensors of one device mesh only.
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            # A sharded parameter has the dimensions of the whole one. The biases of experts lie in one matrix.
+            decays = parameter.ndim > 1 and not name.endswith("bias")
+            members.setdefault((mesh, decays), []).append(parameter)
+    groups = [{"params": own, "weight_decay": settings.weight_decay * decays} for (_, decays), own in members.items()]
+    if settings.optimizer == "adamw":
+        return optim.AdamW(groups, fused=True, **common)
+    if find_spec("torchao") is None:
+        raise ValueError("learner.optimizer=adamw8bit needs torchao: pip install torchao, or learner.optimizer=adamw")
+    from torchao.optim import AdamW8bit
+
+    return AdamW8bit(groups, **common)  # type: ignore[no-any-return]
+
+
+def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # torchao's, which its compiled step reads
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 class StateError(RuntimeError):
@@ -49,7 +84,7 @@ class StateStore:
     def begin(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: optim.Optimizer,
         counters: Counters,
         folder: str | Path,
         then: Callable[[], None] | None = None,
@@ -87,7 +122,7 @@ class StateStore:
         error = self._running.exception()
         return "" if error is None else f"rank {self._rank}: {_reason(error)}"
 
-    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
+    def load(self, module: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
         A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or
@@ -103,7 +138,7 @@ class StateStore:
         dcp.load(tensors, storage_reader=reader, process_group=self._process_group())
         for name, parameter in _trained(module):
             for key, value in optimizer.state.get(parameter, {}).items():
-                set_average(value, tensors[f"optimizer.{name}.{key}"])
+                _set_average(value, tensors[f"optimizer.{name}.{key}"])
         own = folder / f"rank-{self._rank}.json"
         if own.is_file():
             set_rng_state(json.loads(own.read_text(encoding="utf-8"))["rng"])
@@ -115,7 +150,7 @@ class StateStore:
         return self._group
 
 
-def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def tensors_of(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer.
 
     Averages in 8 bits are copies in fp32.
@@ -124,8 +159,31 @@ def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     for name, parameter in _trained(module):
         found[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"optimizer.{name}.{key}"] = average(value)
+            found[f"optimizer.{name}.{key}"] = _average(value)
     return found
+
+
+def _average(value: Tensor) -> Tensor:
+    """The state of an optimizer as tensors that can be copied and written: fp32 where it is kept in 8 bits."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if not _packed(local):
+        return value
+    wide = local.dequantize()
+    if not isinstance(value, DTensor):
+        return wide
+    given = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(wide, value.device_mesh, value.placements, **given).to(wide.device)
+
+
+def _set_average(value: Tensor, wide: Tensor) -> None:
+    """The reverse of `_average`, in place; nothing where that shared its memory."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if _packed(local):
+        local.copy_(wide.to_local() if isinstance(wide, DTensor) else wide)
+
+
+def _packed(local: Tensor) -> bool:
+    return type(local) not in (Tensor, nn.Parameter)
 
 
 def rng_state() -> dict[str, Any]:
@@ -135,8 +193,8 @@ def rng_state() -> dict[str, Any]:
     return {
         "python": [version, list(words), gauss],
         "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
-        "torch": _text(torch.get_rng_state()),
-        "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else None,
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": torch.cuda.get_rng_state().numpy().tobytes().hex() if torch.cuda.is_initialized() else None,
     }
 
 
@@ -165,7 +223,7 @@ def _check(module: nn.Module, held: Held, folder: Path) -> None:
         raise StateError(f"{folder}: it is of another model: this one has no {extra[0]}")
 
 
-def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held, folder: Path) -> None:
+def _make_state(module: nn.Module, optimizer: optim.Optimizer, held: Held, folder: Path) -> None:
     """Have the optimizer keep the state that the folder has of each parameter, to be filled.
 
     Only the optimizer itself knows how: it makes a step, with gradients and a rate of 0, which moves nothing.
@@ -194,9 +252,5 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _text(state: Tensor) -> str:
-    return bytes(state.tolist()).hex()
-
-
 def _bytes(text: str) -> Tensor:
-    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -22,22 +22,42 @@ from torch import Tensor
 from agent_train.algorithms.losses import weighted_sum
 from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
-from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
+from agent_train.learner.critic_objective import (
+    CriticMetrics,
+    check_targets,
+    critic_contribute,
+    prm_contribute,
+    summarise_critic,
+)
 from agent_train.learner.determinism import make_deterministic
-from agent_train.learner.fsdp import DTYPES, full_tensors, load_policy, shapes_of, shard, whole_on_host, write_model
-from agent_train.learner.head import PackedPolicy
+from agent_train.learner.fsdp import (
+    DTYPES,
+    full_tensors,
+    load_policy,
+    load_value,
+    shapes_of,
+    shard,
+    whole_on_host,
+    write_model,
+)
+from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import MicroBatchLoss, OptimizerStep, UpdateMetrics, loss_alone, reduced, summarise
-from agent_train.learner.optimizers import make_optimizer, set_lr
+from agent_train.learner.measures import (
+    MicroBatchLoss,
+    Numbers,
+    OptimizerStep,
+    UpdateMetrics,
+    loss_alone,
+    reduced,
+    summarise,
+)
 from agent_train.learner.parallel import clip_gradients, parallel_dims
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
 from agent_train.learner.preference_objective import along_logprobs, along_scores
-from agent_train.learner.prm_objective import prm_contribute
 from agent_train.learner.roles import VALUED, learning_rate, learns
-from agent_train.learner.state import StateStore
-from agent_train.learner.value_head import PackedValue, load_value
+from agent_train.learner.state import StateStore, make_optimizer, set_lr
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group
-from agent_train.weights.manifest import TensorInfo, WeightAddress
+from agent_train.weights.sync import TensorInfo, WeightAddress
 
 
 class LearnerWorker:
@@ -57,7 +77,7 @@ class LearnerWorker:
         self._weights: WeightGroup | None = None
         self._objective: PolicyObjective | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        # The parameters of the optimizer's running averages, and their number of steps.
+        # The objective of the optimizer's running averages, and their number of steps.
         self._phase = ""
         self._steps = 0
         self._state = StateStore(rank, config.learner.timeout)
@@ -108,9 +128,7 @@ class LearnerWorker:
         counts them.
         """
         started = time.monotonic()
-        if self._objective is None:
-            self._objective = policy_objective(self.config.algorithm)
-        objective = self._objective
+        objective = self._objective = self._objective or policy_objective(self.config.algorithm)
         objective.check([sample for step in steps for sample in step.samples], kl_coef, version)
         batches = [self._batches(step) for step in steps]
         if objective.needs_start:
@@ -123,16 +141,9 @@ class LearnerWorker:
             limit = None
             if objective.needs_drift_limit:
                 limit = objective.drift_limit(own, self._score(own), step.n_tokens, self._dims.data_group)
-            self._begin("policy")
-            loss = partial(
-                objective.contribute,
-                number=number,
-                steps=len(steps),
-                kl_coef=kl_coef,
-                version=version,
-                drift_limit=limit,
-            )
-            results.append(self._optimizer_step(step, own, loss, self._lr(lr_scale)))
+            given: dict[str, Any] = {"number": number, "steps": len(steps), "kl_coef": kl_coef, "version": version}
+            loss = partial(objective.contribute, drift_limit=limit, **given)
+            results.append(self._optimizer_step("policy", step, own, loss, lr_scale=lr_scale))
         packed_tokens = sum(step.packed_tokens for step in steps)
         return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
@@ -151,11 +162,10 @@ class LearnerWorker:
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
     def sft(self, step: RankBatch, lr: float) -> OptimizerStep:
-        def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Numbers, Numbers]:
             return loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
 
-        self._begin("sft")
-        return self._optimizer_step(step, self._batches(step), contribute, lr)
+        return self._optimizer_step("sft", step, self._batches(step), contribute, lr)
 
     def logprobs_without_adapters(self, step: RankBatch) -> list[list[list[float]]]:
         """As `logprobs`, of the model that the adapters were added to."""
@@ -171,22 +181,17 @@ class LearnerWorker:
         started = time.monotonic()
         clip = self.config.critic.clip
         check_targets([sample for step in steps for sample in step.samples], clip)
-        results = []
-        for step in steps:
-            self._begin("critic")
-            contribute = partial(critic_contribute, clip=clip)
-            results.append(self._optimizer_step(step, self._batches(step), contribute, self._lr(lr_scale)))
+        loss = partial(critic_contribute, clip=clip)
+        results = [self._optimizer_step("critic", own, self._batches(own), loss, lr_scale=lr_scale) for own in steps]
         return summarise_critic(results, time.monotonic() - started)
 
     def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> OptimizerStep:
-        self._begin("prm")
-        return self._optimizer_step(step, self._batches(step), prm_contribute, self._lr(lr_scale))
+        return self._optimizer_step("prm", step, self._batches(step), prm_contribute, lr_scale=lr_scale)
 
     def apply_loss_gradients(self, step: RankBatch, lr: float) -> OptimizerStep:
         """One optimizer step on a loss whose derivatives lie in the samples' `advantages`; see `preference_objective`."""
-        self._begin("preference")
         along: MicroBatchLoss = along_scores if self.role in VALUED else along_logprobs
-        return self._optimizer_step(step, self._batches(step), along, lr)
+        return self._optimizer_step("preference", step, self._batches(step), along, lr)
 
     def values(self, step: RankBatch) -> list[list[list[float]]]:
         return step.by_sample(self._outputs(self._batches(step)))
@@ -261,22 +266,6 @@ class LearnerWorker:
         self.module.reshard()
         return outputs
 
-    def _begin(self, phase: str) -> None:
-        """Forget the optimizer's averages when the objective changes: those of another loss have another scale."""
-        if phase != self._phase:
-            self._learning().state.clear()
-            self._phase, self._steps = phase, 0
-        self._steps += 1
-
-    def _lr(self, lr_scale: float) -> float:
-        lr, warmup_steps = learning_rate(self.config, self.role)
-        return lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
-
-    def _learning(self) -> torch.optim.Optimizer:
-        if self._optimizer is None:
-            raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
-        return self._optimizer
-
     def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
         settings = self.config.learner
         if self.role in VALUED:
@@ -298,20 +287,38 @@ class LearnerWorker:
         return weights
 
     def _optimizer_step(
-        self, step: RankBatch, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float
+        self,
+        phase: str,
+        step: RankBatch,
+        batches: Sequence[MicroBatch],
+        contribute: MicroBatchLoss,
+        lr: float | None = None,
+        lr_scale: float = 1.0,
     ) -> OptimizerStep:
-        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite."""
+        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite.
+
+        `lr` None is the role's own rate after its warm-up, times `lr_scale`.
+        """
+        if (optimizer := self._optimizer) is None:
+            raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
+        if phase != self._phase:
+            # The averages of another loss have another scale.
+            optimizer.state.clear()
+            self._phase, self._steps = phase, 0
+        self._steps += 1
+        if lr is None:
+            full_lr, warmup_steps = learning_rate(self.config, self.role)
+            lr = full_lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
         measured = []
         for batch in batches:
-            loss, sums_K, maxima_K = contribute(batch, self.module(batch))
+            loss, *numbers = contribute(batch, self.module(batch))
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
             (loss * self._dims.gradient_scale).backward()
-            measured.append((sums_K, maxima_K))
+            measured.append(numbers)
         norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
         sums, maxima, grad_norm = reduced(measured, norm, self._dims.data_group)
-        # The loss is the first sum. All ranks see the same numbers, so all step or none does.
-        applied = math.isfinite(sums[0]) and math.isfinite(grad_norm)
-        optimizer = self._learning()
+        # All ranks see the same numbers, so all step or none does.
+        applied = math.isfinite(sums["loss"]) and math.isfinite(grad_norm)
         if applied:
             set_lr(optimizer, lr)
             optimizer.step()

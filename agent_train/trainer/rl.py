@@ -34,8 +34,7 @@ from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError, demonstrate, warm_start
-from agent_train.weights.manifest import WeightAddress, free_port
-from agent_train.weights.sync import AdapterReceiver, sync, sync_adapter
+from agent_train.weights.sync import AdapterReceiver, WeightAddress, free_port, sync, sync_adapter
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
@@ -43,9 +42,8 @@ from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
 
 if TYPE_CHECKING:
-    from agent_train.learner.critic_objective import CriticMetrics
+    from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
     from agent_train.learner.measures import UpdateMetrics
-    from agent_train.learner.prm_objective import PrmMetrics
 
 CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from agent_train.weights.manifest import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
+from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
 BUCKET_BYTES = 256 * 1024 * 1024
 CONNECT_SECONDS = 120.0

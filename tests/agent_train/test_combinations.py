@@ -7,7 +7,7 @@ import sys
 import pytest
 from recipe_cases import settings_of
 
-from agent_train.algorithms import corrections, kl, policy_loss, reductions
+from agent_train.algorithms import kl, policy_loss, reductions
 from agent_train.config import combinations, extensions
 from agent_train.config.combinations import loss_parameters, wrong_combinations, wrong_learner
 from agent_train.config.compose import choices
@@ -110,8 +110,6 @@ def test_the_names_are_those_of_the_formulas():
     assert combinations.INPUTS == policy_loss.INPUTS
     assert {*combinations.CAPPED, *combinations.BANDED} == set(extensions.corrections.shipped)
     assert choices("algorithm.kl.value") == set(kl.ESTIMATORS)
-    assert choices("algorithm.kl.importance") == set(kl.IMPORTANCE)
-    assert choices("algorithm.proximal") == set(corrections.PROXIMAL)
 
 
 def choices(key):

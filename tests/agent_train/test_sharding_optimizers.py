@@ -8,9 +8,9 @@ from learner_cases import assert_same, gradients_of, make_config, make_rows, one
 from torch import nn
 
 from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
-from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.sequence_parallel import ULYSSES, SequenceParallelGroup, spread_over
+from agent_train.learner.state import make_optimizer, set_lr
 
 
 def settings_of(**learner):
@@ -51,7 +51,7 @@ def test_a_name_that_is_none_and_a_package_that_is_missing_are_said(monkeypatch)
     weight = [("weight", nn.Parameter(torch.ones(2)))]
     with pytest.raises(ValueError, match=r"learner.optimizer=lion: there are adamw, adamw8bit"):
         make_optimizer(weight, settings_of(optimizer="lion"))
-    monkeypatch.setattr("agent_train.learner.optimizers.find_spec", lambda name: None)
+    monkeypatch.setattr("agent_train.learner.state.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs torchao: pip install torchao"):
         make_optimizer(weight, settings_of(optimizer="adamw8bit"))
 
