@@ -1,8 +1,7 @@
 """Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of trajectories.
 
-A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and
-gets 0.0. A group of one and a group whose rewards do not differ get exactly 0.0. A reward that is not finite raises
-ValueError.
+A reward of None marks a trajectory that takes no part: it is in no baseline and gets 0.0. A group of one and a group
+whose rewards do not differ get exactly 0.0. A reward that is not finite raises ValueError.
 """
 
 import math
@@ -43,7 +42,7 @@ def level_advantages(
             advantages.append([0.0] * len(group))
             continue
         of_level = {"group": known, "batch": batch}
-        mean = _mean(of_level[mean_level]) if mean_level != "none" else 0.0
+        mean = mean_of(of_level[mean_level]) if mean_level != "none" else 0.0
         scale = _deviation(of_level[std_level], std) + eps if std_level != "none" else 1.0
         advantages.append([0.0 if r is None else (r - mean) / scale for r in group])
     return advantages
@@ -54,7 +53,7 @@ def rloo_advantages(rewards: Rewards) -> list[float]:
     known = known_rewards(rewards)
     if not has_spread(known):
         return [0.0] * len(rewards)
-    mean, factor = _mean(known), len(known) / (len(known) - 1)
+    mean, factor = mean_of(known), len(known) / (len(known) - 1)
     return [0.0 if r is None else factor * (r - mean) for r in rewards]
 
 
@@ -75,7 +74,7 @@ def maxrl_advantages(rewards: Rewards) -> list[float]:
         raise ValueError(f"MaxRL divides by the mean reward and needs rewards of at least 0, not {list(rewards)}")
     if not has_spread(known):
         return [0.0] * len(rewards)
-    mean = _mean(known)
+    mean = mean_of(known)
     return [0.0 if r is None else (r - mean) / mean for r in rewards]
 
 
@@ -109,11 +108,12 @@ def reward_spread(rewards: Rewards) -> float:
     return _deviation(known, "population") if has_spread(known) else 0.0
 
 
-def _mean(known: Sequence[float]) -> float:
-    return math.fsum(known) / len(known)
+def mean_of(values: Sequence[float]) -> float:
+    """0.0 where there are none."""
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _deviation(known: Sequence[float], std: str) -> float:
-    mean = _mean(known)
+    mean = mean_of(known)
     squares = math.fsum((r - mean) ** 2 for r in known)
     return math.sqrt(squares / (len(known) - (std == "sample")))

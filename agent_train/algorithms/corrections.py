@@ -2,11 +2,10 @@
 
 p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the
 engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap. The weights of a
-correction are constants. They multiply the policy term of the loss per token, after its clip; never the KL, the entropy
-or the reduction weights: what a mask drops stays in the denominator.
+correction are constants that multiply the policy term per token, after its clip; never the KL, the entropy or the
+reduction weights: what a mask drops stays in the denominator.
 
-Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats; `segment_T` numbers
-the samples.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats.
 """
 
 from dataclasses import dataclass
@@ -68,11 +67,9 @@ def correction(
 ) -> Tensor:
     """The factor of each token's policy loss: an importance weight, cut at `cap`, inside a band; 0 outside it. fp32, no gradient.
 
-    Args:
-        level: of the weight: "token" is o / b of the token, "sequence" the product over its sample, "geometric" the geometric
-            mean over its sample; None gives 1.
-        cap: weights above it are cut to it; None cuts nothing.
-        band_level: of the number that must lie in [low, high], else the weight is 0; None drops nothing.
+    The weight of `level` "token" is o / b of the token, of "sequence" the product over its sample, of "geometric" the
+    geometric mean over its sample; of None 1. Where the number of `band_level` does not lie in [low, high], it is 0;
+    None drops nothing.
     """
     if gap.log_weight_T is None:
         raise ValueError(
@@ -138,7 +135,7 @@ def drifted(
     """Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556): True on the tokens to leave out of the policy loss.
 
     Those with a negative advantage in samples from which the policy has drifted: the mean of `lo - lp` over the sampled
-    tokens is above `delta`, nats. The reduction weights stay as they are.
+    tokens is above `delta`, nats.
     """
     drift_T = keep(old_T, mask_T).float() - keep(logprobs_T, mask_T).float()
     drift_S = segment_means(drift_T, mask_T, segment_T, n_segments)

@@ -41,14 +41,10 @@ def kl_loss(
 ) -> Tensor:
     """The KL term of the loss per token, 0 outside the mask; to be multiplied by its coefficient and summed with weights.
 
-    Args:
-        old_T: log-probabilities under the policy that sampled, or the proximal one in its place; read for `importance` only.
-        value: estimator of the number.
-        gradient: estimator whose gradient is taken, straight through the value; None takes that of `value`. With value k3
-            and gradient k2 the number is never negative and the gradient that of the reverse KL.
-        importance: "none"; "detached" multiplies by the off-policy ratio p / old as a constant; "full" lets its gradient take part,
-            which makes the gradient unbiased (DeepSeek-V3.2, arXiv 2512.02556).
-        max_value: bounds the estimate to +-max_value before the ratio multiplies it; its gradient stays as it is.
+    `value` estimates the number, and the gradient is that of `gradient`, straight through; with k3 and k2 the number is
+    never negative and the gradient that of the reverse KL. `importance` "detached" multiplies by the off-policy ratio p
+    / old as a constant; "full" lets its gradient take part, which makes the gradient unbiased (DeepSeek-V3.2, arXiv
+    2512.02556). `max_value` bounds the number before the ratio multiplies it; its gradient stays as it is.
     """
     logprobs_T = keep(logprobs_T, mask_T).float()
     change_T = logprobs_T - keep(reference_T, mask_T).float()
@@ -66,9 +62,8 @@ def kl_loss(
 def adapted(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
     """The next coefficient: `coefficient * (1 + clip(kl / target - 1, +-0.2) * samples / horizon)` (arXiv 1909.08593).
 
-    Args:
-        samples: trajectories of the last step.
-        horizon: trajectories over which the coefficient moves by at most a fifth; at least `samples`, so that it stays positive.
+    `samples` are the trajectories of the last step, `horizon` those over which the coefficient moves by at most a
+    fifth.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * samples / horizon)
@@ -77,18 +72,15 @@ def adapted(coefficient: float, kl: float, target: float, samples: int, horizon:
 def distillation_advantages(logprobs_T: Tensor, teacher_T: Tensor, mask_T: Tensor, coef: float = 1.0) -> Tensor:
     """`-coef * (log p - log teacher)` on each sampled token, without gradient (arXiv 2306.13649, 2306.08543); 0 elsewhere.
 
-    With a policy-gradient loss its expectation is the gradient of the reverse KL to the teacher, one token ahead. Minus
-    infinity, a token that the teacher rules out, counts as the clamp of the log ratio, 20.
+    With a policy-gradient loss its expectation is the gradient of the reverse KL to the teacher, one token ahead. A
+    token that the teacher rules out counts as the clamp of the log ratio, 20.
     """
     return -coef * log_ratio(keep(logprobs_T.detach(), mask_T), keep(teacher_T.detach(), mask_T))
 
 
 @torch.no_grad()
 def mismatch_sums(log_ratio_T: Tensor, mask_T: Tensor) -> dict[str, Tensor]:
-    """What `mismatch` is made of, sums over one micro-batch in fp64.
-
-    The log ratios are `log(o / b)` of tokens that b sampled. Ratios are cut at e^+-20, logs are not.
-    """
+    """Sums for `mismatch` over one micro-batch, fp64, of `log(o / b)` of tokens that b sampled. Ratios are cut at e^+-20."""
     x_T = keep(log_ratio_T, mask_T).double()
     one_T = mask_T.double()
     ratio_T = keep(x_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), mask_T)
@@ -106,9 +98,9 @@ def mismatch_sums(log_ratio_T: Tensor, mask_T: Tensor) -> dict[str, Tensor]:
 def mismatch(total: Mapping[str, float]) -> dict[str, float]:
     """Means over sampled tokens from `mismatch_sums` of all micro-batches and ranks; nats. Without tokens all is 0, and `ess` 1.
 
-    `k1` is KL(b || o), of either sign, `k3` the same, never negative. `chi_square` of o from b, the mean of (o / b -
-    1)^2, is what importance weights cost in variance. `ess` is the effective sample size of the weights o / b as a
-    share of the tokens.
+    `k1` is KL(b || o), of either sign, `k3` the same, never negative. `chi_square`, the mean of (o / b - 1)^2, is what
+    importance weights cost in variance. `ess` is the effective sample size of the weights o / b as a share of the
+    tokens.
     """
     mean = {name: number / (total["tokens"] or 1) for name, number in total.items()}
     return {

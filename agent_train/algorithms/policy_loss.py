@@ -1,8 +1,7 @@
 """A policy loss as the learner holds it: a function, the inputs that it reads, and its settings.
 
-A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and
-the config fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not
-know of masks.
+Its parameters are named like the fields of `LossInputs`; any other is a setting, which the config fills:
+`mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token, and need not know of masks.
 
 Legend: T tokens of one packed micro-batch.
 """
@@ -42,10 +41,7 @@ _KEPT = ("logprobs_T", "advantages_T", "old_T", "behaviour_T", "entropy_T")
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights.
-
-    `reads` are the fields of `LossInputs` that the function is given.
-    """
+    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights."""
 
     name: str
     function: Callable[..., Tensor]
@@ -83,8 +79,7 @@ class PolicyLoss:
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
 
-        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another
-        policy (`kimi`, `dppo`) every token has a gradient.
+        With a loss that also pulls towards another policy (`kimi`, `dppo`) every token has a gradient.
         """
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
@@ -94,9 +89,8 @@ class PolicyLoss:
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
     """The loss of this name with these settings, tried on a few tokens.
 
-    Raises:
-        ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
-            or gives them another shape, a number that is not finite, or no gradient.
+    Raises ValueError for no such loss or setting, a setting without a value or of the wrong kind, and a function that
+    fails on the few tokens, or gives them another shape, a number that is not finite, or no gradient.
     """
     function = losses.load(name)
     parameters = inspect.signature(function).parameters

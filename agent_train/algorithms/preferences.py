@@ -15,10 +15,7 @@ from agent_train.algorithms.losses import keep, segment_means, segment_sums, sin
 def margins(
     logprobs_T: Tensor, reference_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int, *, mean: bool = False
 ) -> Tensor:
-    """margin_S: the sum, or the `mean`, over each sequence's masked tokens of `log(p / reference)`.
-
-    `reference_T` is zeros for losses without one. IPO needs the mean where answers differ in length.
-    """
+    """margin_S: the sum, or the `mean` (for IPO), over each sequence's masked tokens of `log(p / reference)`."""
     change_T = single(keep(logprobs_T, mask_T)) - single(keep(reference_T, mask_T))
     reduce = segment_means if mean else segment_sums
     return reduce(change_T, mask_T, segment_T, n_segments)
@@ -35,10 +32,9 @@ def ipo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
 
 
 def kto_reference(mismatched_R: Tensor) -> Tensor:
-    """The reference point of `kto`, `max(0, mean)` of the margins of answers under prompts that are not their own, detached.
+    """The reference point of `kto` for a whole optimizer step: `max(0, mean)` of the margins of answers under prompts that are not their own.
 
-    It estimates KL(policy || reference), and is one number for the whole optimizer step: gather the margins of all
-    ranks first.
+    It estimates KL(policy || reference), and is detached.
     """
     return single(mismatched_R).detach().mean().clamp(min=0.0)
 

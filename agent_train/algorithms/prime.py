@@ -27,8 +27,8 @@ def prime_advantages(
 
     `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean
     process reward. Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories,
-    `group_S` their groups, any numbers. A trajectory without siblings gets 0, and each of the two parts is 0 in a group
-    where it does not differ.
+    `group_S` their groups, any numbers. A trajectory without siblings gets 0, as does each part in a group where it
+    does not differ.
     """
     _, group_S = group_S.unique(return_inverse=True)
     index_M = mask_T.nonzero()[:, 0]

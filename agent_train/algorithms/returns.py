@@ -81,10 +81,7 @@ def bilevel_gae(
 
 
 def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> Tensor:
-    """lam_T, fp32: the length-adaptive lambda of VAPO (arXiv 2504.05118), `1 - 1 / (alpha * length)`, at least 0.
-
-    The length of a segment is the number of its sampled tokens.
-    """
+    """lam_T, fp32: VAPO's length-adaptive lambda (arXiv 2504.05118), `1 - 1 / (alpha * sampled tokens of the segment)`, at least 0."""
     _, index_T = segment_T.unique_consecutive(return_inverse=True)
     lengths_S = torch.zeros(len(segment_T), device=mask_T.device).index_add(0, index_T, mask_T.float())
     return (1.0 - 1.0 / (alpha * lengths_S.clamp(min=1.0))).clamp(min=0.0)[index_T]
@@ -99,8 +96,7 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Tensor:
 def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample", eps: float = 1e-6) -> Tensor:
     """whitened_T, fp32: `(x - mean) / (std + eps)` over every sampled token of the training step, each counting once (arXiv 2501.03262).
 
-    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do
-    not differ.
+    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 without spread.
     """
     index_M = mask_T.nonzero()[:, 0]
     count, total, squares = totals.double().unbind()
@@ -125,8 +121,7 @@ def reinforce_pp_baseline(
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
     A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is
-    not counted in the whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening,
-    and get 0.
+    not counted in the whitening; nor are trajectories that are not `trained`, which are in their group's mean.
     """
     played = [
         [reward if length else None for reward, length in zip(group, sizes, strict=True)]
@@ -148,10 +143,7 @@ def reinforce_pp_baseline(
 
 
 def decayed_sum(values_M: Tensor, decay_M: Tensor) -> Tensor:
-    """`y[m] = values[m] + decay[m] * y[m + 1]`, from the right, in log2(M) steps; the decay of the last one does nothing.
-
-    Step k adds what lies 2^k to the right, times the product of the decays on the way.
-    """
+    """`y[m] = values[m] + decay[m] * y[m + 1]`, from the right, in log2(M) steps; the decay of the last one does nothing."""
     sums_M, factor_M, reach = values_M, decay_M.to(values_M.dtype), 1
     while reach < len(values_M):
         sums_M = sums_M + factor_M * pad(sums_M[reach:], (0, reach))

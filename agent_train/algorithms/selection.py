@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.advantages import Rewards, has_spread, reward_spread
+from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, reward_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
@@ -39,7 +39,7 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
     """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
     It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing,
-    at most `wanted`, and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
+    at most `wanted`, and within `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
     most = algorithm.filter.rounds * wanted
     kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
@@ -55,7 +55,7 @@ def choose(
 ) -> tuple[list[Group], SelectionMetrics]:
     """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out.
 
-    With dynamic sampling, groups beyond `wanted` are dropped. `rounds` is the number of rollouts.
+    With dynamic sampling, groups beyond `wanted` are dropped.
     """
     kept = kept_groups(played, algorithm.filter, algorithm.overlong)
     short = 0
@@ -71,18 +71,17 @@ def choose(
         groups=len(played),
         dropped_groups=len(played) - len(groups),
         episodes=len(trained),
-        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
+        length=mean_of([t.sampled_tokens for t in in_kept if t.id in trained]),
         dropped=len(left),
-        dropped_length=_mean(left),
+        dropped_length=mean_of(left),
         masked=len(in_kept) - len(trained),
         short=short,
-        penalty=_mean([penalty(t, overlong) for t in in_kept]),
+        penalty=mean_of([penalty(t, overlong) for t in in_kept]),
     )
     return groups, metrics
 
 
 def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending."""
     kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
     if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
         raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
@@ -143,8 +142,7 @@ def with_spread(rewards: Sequence[Rewards], share: float) -> list[int]:
 def uncertain(rewards: Sequence[Rewards], share: float) -> list[int]:
     """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
 
-    Groups without spread are kept too where the share asks for them: a critic learns from them, a group baseline does
-    not.
+    Groups without spread are kept too where the share asks for them: a critic learns from them.
     """
     spreads = [reward_spread(group) for group in rewards]
     # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
@@ -152,10 +150,7 @@ def uncertain(rewards: Sequence[Rewards], share: float) -> list[int]:
 
 
 def nucleus(rewards: Sequence[Rewards], share: float) -> list[int]:
-    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread.
-
-    Groups without spread are never kept.
-    """
+    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread, none without spread."""
     spreads = [reward_spread(group) for group in rewards]
     goal = share * math.fsum(spreads) * (1 - 1e-9)
     kept: list[int] = []
@@ -178,7 +173,3 @@ def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
     return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

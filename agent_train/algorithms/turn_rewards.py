@@ -1,7 +1,6 @@
 """Rewards of turns and episodes on tokens, and advantages of turns.
 
-A reward lies on the last token that was *sampled* in its turn or trajectory: what the environment wrote after it is no
-action.
+A reward lies on the last token that was *sampled* in its turn or trajectory.
 
 Legend: T tokens, S segments: trajectories or turns.
 """
@@ -30,7 +29,7 @@ def last_sampled(mask_T: Tensor, segment_T: Tensor) -> Tensor:
 
 
 def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
-    """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere; nowhere without a sampled token.
+    """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere.
 
     `segment_T` says which score is a token's, 0 to S-1; the tokens of a segment lie together.
     """
@@ -40,8 +39,7 @@ def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
 def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) -> Tensor:
     """turn_T, int64: the number of each token's turn, from 0, over samples of these lengths that lie one after another.
 
-    The tokens before a turn's sampled ones, which it answers, are of that turn; those after the last are of the last.
-    `turn_ends` are those of each `TrainingSample`. A sample without turns takes one number as if it were a turn.
+    A turn begins behind the sampled tokens of the one before. A sample without turns takes one number.
     """
     sizes: list[int] = []
     for number, (length, ends) in enumerate(zip(lengths, turn_ends, strict=True)):
@@ -55,10 +53,7 @@ def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) ->
 
 
 def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[float]:
-    """The rewards of the turns that sampled tokens, with those of the other turns added, so that the sum stays.
-
-    The reward of a turn without sampled tokens goes to the last turn before it that has some, or to the first one.
-    """
+    """The rewards of the turns that sampled tokens; that of another goes to the last one before it, or to the first."""
     parts: list[list[float]] = []
     early: list[float] = []
     for reward, tokens in zip(rewards, sampled, strict=True):
@@ -100,8 +95,7 @@ def gigpo_advantages(
     """GiGPO (arXiv 2505.10978): `A_episode + step_weight * A_step` for each step of each episode of one group.
 
     A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step,
-    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0. Both
-    comparisons divide by `std`: "none", "sample" or "population".
+    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0.
     """
     episodes = group_advantages([math.fsum(steps) for steps in rewards], std, eps)
     returns = [turn_returns(steps, gamma) for steps in rewards]

@@ -39,7 +39,7 @@ class Prefix:
 class PrefixGroup:
     """Samples that share their first `prefix` tokens, none of them sampled; a sample by itself is a group of one with prefix 0.
 
-    Each sample has at least one more token. The longer ones come first, unless `cut` has dealt them out.
+    Each has at least one more token. The longer ones come first, unless `_cut` has dealt them out.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -134,10 +134,7 @@ class RankBatch:
 def weighted(
     samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
 ) -> list[TrainingSample]:
-    """All samples of one optimizer step with their weights in its loss; see `reductions.sample_weights`.
-
-    `length` is of the reduction "constant" alone.
-    """
+    """All samples of one optimizer step with their weights in its loss; see `reductions.sample_weights`. `length` is of "constant" alone."""
 
     def numbered(names: list[str]) -> Tensor:
         numbers: dict[str, int] = {}
@@ -155,9 +152,9 @@ def split_steps(
 ) -> list[list[TrainingSample]]:
     """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
 
-    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than
-    the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole,
-    where there are at least `parts`. There are fewer lists where too few trajectories sampled a token.
+    A reduction counts a trajectory once in each optimizer step. Samples whose trajectory has no name are each by
+    themselves. With `groups_whole` groups stay whole, where there are at least `parts`. There are fewer lists where too
+    few trajectories sampled a token.
     """
     ordered = _in_order(samples)
     units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
@@ -187,8 +184,8 @@ def rank_batches(
     """One optimizer step, weighed (see `weighted`) and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
 
     Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second.
-    The order of the samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts
-    once. With `shared_prefix` the prompt that samples of a group have in common is computed once.
+    The order of the samples does not matter. `budget` is the tokens of a micro-batch. With `shared_prefix` the prompt
+    that samples of a group have in common is computed once.
     """
     for sample in samples:
         check_sample(sample)
@@ -300,9 +297,8 @@ def _alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
 def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
     """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
 
-    Samples with the very same prompt, which is what comes before the first sampled token, go together. Others join the
-    longest such prompt that their own begins with. The rest of the group goes together by what its prompts have in
-    common.
+    Samples with the same prompt, which is what comes before the first sampled token, go together. Others join the
+    longest such prompt that their own begins with, the rest by what its prompts have in common.
     """
     named: dict[str, list[TrainingSample]] = {}
     for sample in _in_order(samples):
@@ -347,8 +343,7 @@ def _prompt(sample: TrainingSample) -> tuple[int, ...]:
 def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host; samples are packed in this order.
 
-    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the
-    collectives.
+    Without samples it holds one filler token that no loss looks at: a rank without work still joins the collectives.
     """
     if not samples:
         samples = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]

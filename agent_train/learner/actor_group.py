@@ -39,10 +39,10 @@ class LearnerError(RuntimeError):
 
 
 def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
-    """A function that packs samples and puts them into Ray's object store once a step, for every model of the same cost that shares it.
+    """Packs samples and puts them into Ray's object store once a step, for every model of the same cost that shares the function.
 
-    The weights in the loss and the numbers that models and advantages give to tokens differ from call to call and are
-    sent with each. It raises ValueError if a sample is malformed, two have the same id, or none has a sampled token.
+    Weights and other numbers of tokens differ from call to call and are sent with each. Raises ValueError if a sample
+    is malformed, two have the same id, or none has a sampled token.
     """
     # Those of a step: one to score all samples, one for each optimizer step; twice, since a critic may have another cost.
     known = deque[tuple[list[TrainingSample], Cost, Shipped]](maxlen=2 * (1 + config.algorithm.updates_per_step))
@@ -63,7 +63,7 @@ def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
         replica = replica_size(config.learner)  # neighbouring ranks, which have the same batch
         references = [reference for batch in batches[::replica] for reference in [put(batch)] * replica]
         known.append((bare, cost, (batches, references)))
-        return batches, references
+        return known[-1][-1]
 
     return ship
 
@@ -84,6 +84,7 @@ class Learner:
 
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
         self.role = role
+        self._name = "learner" if role == "policy" else f"learner: {role}"
         self._actors = list(actors)
         self._config = config
         self._manifest: list[TensorInfo] = []
@@ -100,13 +101,10 @@ class Learner:
         bundles: PlacementGroup | None = None,
         ship: Ship | None = None,
     ) -> "Learner":
-        """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
+        """Start the ranks and load the model from a folder that every node can read. Ray must be running.
 
-        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples
-        once.
-
-        Raises:
-            LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
+        `bundles` come from `shared_devices`. Models that share `ship` send samples once. Raises LearnerError if Ray is
+        not running, there are too few GPUs, or a rank did not start.
         """
         if not ray.is_initialized():
             raise LearnerError("the learner runs as Ray actors and Ray is not running: call ray.init() first")
@@ -137,10 +135,9 @@ class Learner:
         kl_coef: float = 0.0,
         version: int | None = None,
     ) -> UpdateMetrics:
-        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
+        """`algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
 
-        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are, for
-        the staleness of the samples.
+        Above a `kl_coef` of 0 they need their `reference`. `version` is of the policy's weights as they are.
         """
         fields = ("weight", "advantages", "reference")
         return (await self._on_samples("update", self._steps(samples), fields, lr_scale, kl_coef, version))[0]
@@ -158,10 +155,10 @@ class Learner:
     async def update_prm(
         self, samples: Sequence[TrainingSample], outcomes: Mapping[str, float], *, lr_scale: float = 1.0
     ) -> PrmMetrics:
-        """One optimizer step of PRIME's reward model.
+        """One optimizer step of PRIME's reward model, on all samples of each trajectory.
 
-        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of
-        the model that it started from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
+        They need `prm` (its own present log-probabilities) and `reference` (those of the model that it started from).
+        `outcomes` by the trajectory's id are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
         taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
@@ -191,10 +188,7 @@ class Learner:
     async def apply_loss_gradients(
         self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
     ) -> OptimizerStep:
-        """One optimizer step on a loss, given its derivative by the log-probability of each token; a reward model's by each score.
-
-        That of a score lies at the sample's last sampled token; what is not sampled has 0.0.
-        """
+        """One optimizer step, given the loss's derivative by each token's log-probability, or by the score at the last sampled token."""
         along = [replace(sample, advantages=list(own)) for sample, own in zip(samples, derivatives, strict=True)]
         fields = ("weight", "advantages")
         return (await self._on_samples("apply_loss_gradients", [weighted(along)], fields, lr))[0]
@@ -215,10 +209,7 @@ class Learner:
     async def _on_samples(
         self, method: str, steps: Sequence[Sequence[TrainingSample]], fields: Sequence[str], *arguments: Any
     ) -> list[Any]:
-        """Call a method of the ranks on their batches of each optimizer step; the answers of ranks 0, 1, ...
-
-        `fields` of each sample are sent with the call, besides its temperature. `arguments` come after the batches.
-        """
+        """The answers of ranks 0, 1, ... on their batches of each optimizer step. `fields` of each sample are sent with the call."""
         shipped = [self._ship(samples, self._cost) for samples in steps]
         numbers = {s.id: {name: getattr(s, name) for name in ("temperature", *fields)} for own in steps for s in own}
         calls = []
@@ -253,10 +244,9 @@ class Learner:
         return await self._on_all("save_adapter", _absolute(folder))
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
-        """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.
+        """Have the ranks copy all that a resumed run needs and write it; returns with the copies made, see `state_saved`.
 
-        `load_state` takes the folder once `state_saved` has said that it is whole. A Hugging Face folder of the same
-        weights is written to `export`.
+        A Hugging Face folder of the same weights is written to `export`.
         """
         await self._on_all("save_state", _absolute(folder), None if export is None else _absolute(export))
 
@@ -285,12 +275,7 @@ class Learner:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    @property
-    def _name(self) -> str:
-        return "learner" if self.role == "policy" else f"learner: {self.role}"
-
     async def _on_all(self, method: str, *arguments: Any) -> Any:
-        """Call a method of every rank with the same arguments; the answer of rank 0."""
         return (await self._call(method, [arguments] * len(self._actors)))[0]
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:

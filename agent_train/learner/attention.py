@@ -145,7 +145,7 @@ def band(size: int, window: int | None, device: torch.device) -> Tensor:
 
 
 class _Joined(torch.autograd.Function):
-    """Attention to shared prefixes. Exact also in its gradient: a call's backward pass needs of the whole only the final answer and its log-sum-exp."""
+    """Attention to shared prefixes, exact also in its gradient: that needs of the whole only the final answer and its log-sum-exp."""
 
     @staticmethod
     def forward(
@@ -304,7 +304,4 @@ def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
     return hidden_TD
 
 
-def register() -> str:
-    """Make the function known to transformers and return its name. May be called again."""
-    AttentionInterface.register(PACKED, packed_attention)
-    return PACKED
+AttentionInterface.register(PACKED, packed_attention)

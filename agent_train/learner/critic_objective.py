@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import keep, value_clip_mask, value_loss, weighted_sum
+from agent_train.algorithms.losses import keep, value_loss, weighted_sum
 from agent_train.algorithms.prime import outcome_loss, process_rewards
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
@@ -48,8 +48,9 @@ def check_targets(samples: Sequence[TrainingSample], clip: float | None) -> None
 
 def critic_contribute(batch: MicroBatch, values_T: Tensor, clip: float | None) -> tuple[Tensor, Numbers, Numbers]:
     """The micro-batch's part of the critic's loss, `losses.value_loss`, its sums over sampled tokens, and the largest error."""
-    mask_T, given = batch.mask_T, (values_T, batch.values_T, batch.targets_T, batch.mask_T)
-    loss = weighted_sum(value_loss(*given, clip), batch.weights_T, mask_T)
+    mask_T = batch.mask_T
+    loss_T, clipped_T = value_loss(values_T, batch.values_T, batch.targets_T, mask_T, clip)
+    loss = weighted_sum(loss_T, batch.weights_T, mask_T)
     targets_T, kept_T = keep(batch.targets_T, mask_T).double(), keep(values_T.detach(), mask_T).double()
     error_T = targets_T - kept_T
     per_token = {
@@ -59,7 +60,7 @@ def critic_contribute(batch: MicroBatch, values_T: Tensor, clip: float | None) -
         "target_square": targets_T.square(),
         "error": error_T,
         "error_square": error_T.square(),
-        "clipped": torch.zeros_like(mask_T) if clip is None else value_clip_mask(*given, clip),
+        "clipped": clipped_T,
     }
     sums = {"loss": loss.detach(), **{name: x_T.detach().double().sum() for name, x_T in per_token.items()}}
     return loss, sums, {"error": error_T.abs().max()}
@@ -103,10 +104,9 @@ def prm_targets(
 ) -> tuple[list[TrainingSample], dict[str, float]]:
     """The samples with `beta * (outcome - sigmoid(sum))` of their trajectory as advantage, and `loss`, `accuracy`, `reward_mean` of `PrmMetrics`.
 
-    That is minus the derivative of the trajectory's loss, the cross-entropy of `sigmoid(sum of its process rewards)` and
-    its outcome (arXiv 2502.01456), by the log-probability of any of its tokens, which may lie in several samples on
-    several ranks. `samples` are all those of each trajectory, with `prm` and `reference`; `outcomes` are from 0 (wrong)
-    to 1 (right).
+    That is minus the derivative of the cross-entropy of `sigmoid(sum of process rewards)` and the outcome (arXiv
+    2502.01456) by the log-probability of any token of the trajectory. `samples` are all those of each trajectory, with
+    `prm` and `reference`; `outcomes` are from 0 (wrong) to 1 (right).
     """
     for sample in samples:
         if not 0.0 <= outcomes.get(sample.trajectory, -1.0) <= 1.0:

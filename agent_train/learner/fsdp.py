@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.config.schema import Config
-from agent_train.learner.attention import PACKED, register
+from agent_train.learner.attention import PACKED
 from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.loading import build_empty, file_name, fill, weight_files
 from agent_train.learner.lora import adapter_tensors, has_adapters, initial_adapter, merged, write_adapter
@@ -32,8 +32,7 @@ def load_policy(
 ) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
 
-    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises
-    FileNotFoundError.
+    Where the files allow it, the parameters have no memory until `shard` reads them. Raises FileNotFoundError.
     """
     model, _ = _load(AutoModelForCausalLM, model_dir, gradient_checkpointing)
     return PackedPolicy(model, head_chunk, vocab_chunk)
@@ -42,10 +41,9 @@ def load_policy(
 def load_value(
     model_dir: str | Path, gradient_checkpointing: bool = False, *, of_samples: bool = False, seed: int = 0
 ) -> PackedValue:
-    """As `load_policy`, a model of values or scores: what transformers loads as a sequence classifier with one label.
+    """As `load_policy`, what transformers loads as a sequence classifier with one label. Raises ValueError for another folder.
 
-    A language model gets a new head, drawn from `seed`, whose first values are small. Raises ValueError for another
-    folder.
+    A language model gets a new head, drawn from `seed`, whose first values are small.
     """
     model, missing = _load(AutoModelForSequenceClassification, model_dir, gradient_checkpointing, HEAD, num_labels=1)
     if missing - {HEAD}:
@@ -68,12 +66,16 @@ def _load(
     of_labels = any("SequenceClassification" in name for name in config.architectures or ())
     if of_labels and config.num_labels != settings.get("num_labels", config.num_labels):
         raise ValueError(f"{model_dir} gives {config.num_labels} numbers, and a value or a score is one")
-    model = build_empty(auto_class, model_dir, register(), new, **settings)
+    model = build_empty(auto_class, model_dir, PACKED, new, **settings)
     missing = set() if new is None else {new} - weight_files(model_dir).keys()
     if model is None:
-        settings |= {"dtype": torch.float32, "attn_implementation": register(), "output_loading_info": True}
+        settings |= {"dtype": torch.float32, "attn_implementation": PACKED, "output_loading_info": True}
         model, loaded = auto_class.from_pretrained(str(model_dir), **settings)
         missing = set(loaded["missing_keys"])
+    return plain(model, gradient_checkpointing), missing
+
+
+def plain(model: Any, gradient_checkpointing: bool) -> Any:
     if hasattr(model.config, "attention_dropout"):
         model.config.attention_dropout = 0.0
     for module in model.modules():
@@ -84,19 +86,18 @@ def _load(
             module.attention_dropout = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train(), missing
+    return model.train()
 
 
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
     """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
-    The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block.
     Parameters without memory are read from the files of `model_dir`. `model.dtype` is what the layers compute in.
     """
     model, settings = policy.model, config.learner
     blocks = blocks_of(model)
     if dims.spread is not None:
-        check_model(model, dims)
+        check_model(model, settings)
     if dims.tensor_mesh is not None:
         split_layers(model, blocks, dims.tensor_mesh)
     if settings.compile:
@@ -130,11 +131,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter whole, under its Hugging Face name, one at a time; tied weights once, under their first name.
-
-    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration: each step is
-    a collective.
-    """
+    """Each parameter whole, with its adapter added, by its Hugging Face name, one at a time; tied weights once. Each step is a collective."""
     for name, whole in merged(policy.model, whole_tensor):
         yield name, whole if dtype is None else whole.to(dtype)
 
@@ -154,11 +151,7 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 
 
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
-    """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
-
-    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to
-    `merge`.
-    """
+    """A copy of `full_tensors` in `dtype`, in the memory of rank 0; of the adapters alone, if any, unless they are to `merge`. A collective."""
     weights = {}
     adapters = has_adapters(policy.model) and not merge
     named = adapter_tensors(policy.model, whole_tensor) if adapters else full_tensors(policy)
@@ -173,8 +166,7 @@ def write_model(
 ) -> None:
     """Write a Hugging Face folder: weights, config, and the tokenizer's files of `model_dir`; adapters alone in PEFT's format.
 
-    Written next to `folder` and renamed at the end, so that it is whole or not there. A folder that was there is
-    replaced. The policy is asked for its config alone.
+    It is written next to `folder` and renamed at the end; one that was there is replaced.
     """
     folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

@@ -83,16 +83,12 @@ class _ChunkedHead(torch.autograd.Function):
 
 @dataclass
 class _Answers:
-    """Running statistics of C tokens over the parts of the vocabulary so far.
-
-    `top_C` is the greatest logit, `sum_C` the sum of exp(logit - top), `dot_C` that times logit - top, `target_C` the
-    logit of the target, once its part has come.
-    """
+    """Running statistics of C tokens over the parts of the vocabulary so far, and the logit of the target once its part has come."""
 
     targets_C: Tensor
-    top_C: Tensor
-    sum_C: Tensor
-    dot_C: Tensor
+    top_C: Tensor  # the greatest logit
+    sum_C: Tensor  # sum of exp(logit - top)
+    dot_C: Tensor  # that times logit - top
     target_C: Tensor
 
     @staticmethod
@@ -229,8 +225,7 @@ def chunked_head(
 class PackedPolicy(nn.Module):
     """A causal language model, loaded with the packed attention: micro-batch in, log-probabilities and entropies out.
 
-    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also
-    where it is tied to the input embedding.
+    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too.
     """
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
@@ -264,8 +259,7 @@ class PackedPolicy(nn.Module):
 class PackedValue(nn.Module):
     """A sequence classifier of one label, loaded with the packed attention: micro-batch in, values or scores out.
 
-    With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does. The
-    number is `score.weight` times the hidden state, without a bias.
+    With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does.
     """
 
     def __init__(self, model: Any, of_samples: bool = False):
@@ -279,8 +273,7 @@ class PackedValue(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """values_T, before each token that the policy sampled: from the state that predicts it; 0 outside the mask. fp32.
 
-        With `of_samples` scores_S: from the state at the last sampled token of each sample, that token read; at the
-        last token of a sample without.
+        With `of_samples` scores_S: from the state at `last_sampled`, that token read.
         """
         hidden_TD = hidden_states(self.model, batch)
         index_M = batch.mask_T.nonzero()[:, 0]

@@ -1,7 +1,7 @@
 """Loads weights from the files of a model folder straight into the shards of a meta-device model.
 
-Parameters on the meta device have a shape and no memory; buffers (rotary frequencies) are computed as ever. The model
-is sharded like that, and then each rank reads its own shards and nothing else.
+Parameters on the meta device have a shape and no memory. The model is sharded like that, and each rank reads its own
+shards.
 """
 
 import json
@@ -61,11 +61,10 @@ def meta_parameters() -> Iterator[None]:
 def build_empty(
     auto_class: Any, model_dir: str | Path, attention: str, new: str | None = None, **settings: Any
 ) -> Any | None:
-    """A model of a folder's config, with these settings, without weights, fp32; None where its files are not simply its parameters.
+    """A model of a folder's config, with these settings, without weights, fp32; None where it has to be loaded whole.
 
     That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors
-    transformers renames or joins when it loads them: such a model has to be loaded whole. No file need hold the
-    parameter `new`.
+    transformers renames or joins. No file need hold the parameter `new`.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -86,7 +85,7 @@ def build_empty(
 def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.device, initial: Initial) -> None:
     """Give the parameters of `model`, a part of `module`, that are on the meta device their values, each rank its own shards.
 
-    `initial` gives the values of the parameters that no file holds. Not a collective.
+    `initial` gives those that no file holds. Not a collective.
     """
     owners = _owners(module)
     files = weight_files(model_dir)

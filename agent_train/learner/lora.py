@@ -1,7 +1,6 @@
 """Low-rank adapters in place of all weights, with PEFT: its layers in the model, its files on disk.
 
-The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a
-KL.
+Without its adapters the model is the policy as the run began, which is the reference of a KL.
 """
 
 import copy
@@ -24,10 +23,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def add_adapters(model: Any, settings: LoraConfig) -> None:
-    """Put an adapter around each layer that `settings.targets` names and freeze everything else, in place.
-
-    The adapters' weights are on the meta device: `loading.fill` gives them their values, by `initial_adapter`.
-    """
+    """Put an adapter, on the meta device, around each layer that `settings.targets` names and freeze everything else, in place."""
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
@@ -82,10 +78,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each weight of the model with its adapter, if any, added to it, under the name that it has without adapters.
-
-    `whole` gathers the whole tensor of a parameter, a collective.
-    """
+    """Each weight with its adapter, if any, added, under its name without adapters. `whole` gathers a parameter, a collective."""
     layers = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:

@@ -1,6 +1,6 @@
 """Metrics of an update: sums and maxima per micro-batch, reduced over all ranks, and the means made from them.
 
-A fixed panel, whatever the objective is. Numbers are read back to the host once for each optimizer step.
+Numbers are read back to the host once for each optimizer step.
 
 Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks.
 """
@@ -87,8 +87,7 @@ def reduced(
 ) -> tuple[dict[str, float], dict[str, float], float]:
     """Sums and maxima over micro-batches and ranks: one collective, and the step's only wait for the device.
 
-    `norm` is the gradient's, the same on all ranks; it is read back with the rest. `group` has the ranks that hold
-    different tokens; None is all.
+    `norm` is the gradient's, read back with the rest. `group` has the ranks that hold different tokens; None is all.
     """
     sums, maxima = measured[0]
     sums_K = torch.stack([torch.stack([x.double() for x in own.values()]) for own, _ in measured]).sum(0)
@@ -117,10 +116,9 @@ def policy_sums(
 ) -> tuple[Numbers, Numbers]:
     """The sums over tokens and the maxima of one micro-batch, on its device; nothing is read back to the host.
 
-    `weighted` is the loss and its three parts: policy, KL, entropy. A tensor is None where nothing makes it: `start_T`,
-    the trainer's log-probabilities at the start of the update; `correction_T`, the factor of the policy's loss, cut at
-    `cap`; `kl_T`, estimates of the KL to the reference. `version` is of the trainer's weights at the start of the
-    update.
+    `weighted` is the loss and its parts. What nothing makes is None: `start_T`, the trainer's log-probabilities at the
+    start of the update, `version` of its weights then; `correction_T`, the factor of the policy's loss, cut at `cap`;
+    `kl_T`, estimates of the KL to the reference.
     """
     mask_T, old_T, zeros_T = batch.mask_T, inputs.old_T, torch.zeros_like(inputs.logprobs_T)
     none_T = torch.zeros_like(mask_T)

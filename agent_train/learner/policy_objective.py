@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, interpolated
 from agent_train.algorithms.kl import kl_estimate, kl_loss
-from agent_train.algorithms.losses import entropy_bonus, weighted_sum
+from agent_train.algorithms.losses import keep, single, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
 from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, corrections
@@ -81,9 +81,8 @@ class PolicyObjective:
     ) -> tuple[Tensor, Numbers, Numbers]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
-        `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0;
-        from 1 on `batch.start_T` is read. `version` is of the trainer's weights at the start; None where it is not
-        known.
+        `output` is logprobs_T and entropy_T, in optimizer step `number` of `steps` of the training step, from 0; from 1
+        on `batch.start_T` is read. `version` is of the trainer's weights at the start, if known.
         """
         logprobs_T, entropy_T = output
         coef = self.settings.entropy_coef
@@ -106,7 +105,8 @@ class PolicyObjective:
         if correction_T is not None:
             policy_T = policy_T * correction_T
         kl_T, measured_T = self._kl(batch, logprobs_T, old_T, kl_coef)
-        bonus_T = entropy_bonus(entropy_T, batch.mask_T, coef) if coef else None
+        # arXiv 1602.01783. No correction for stale data multiplies it.
+        bonus_T = -coef * keep(single(entropy_T), batch.mask_T) if coef else None
         terms = {"loss_policy": policy_T, "loss_kl": kl_T, "loss_entropy": bonus_T}
         parts = {
             name: torch.zeros_like(batch.weights_T[0])

@@ -1,9 +1,8 @@
 """The objectives of preference modes: DPO, IPO and KTO on log-probabilities, Bradley-Terry or squared errors on scores.
 
-Such a loss joins answers that may lie in different micro-batches and ranks, and reads each only through a few sums. So
-a step has two passes. The first scores all samples, and the driver computes the loss and its derivative by each
-log-probability or score. The second differentiates the sum of derivative times log-probability, which at these weights
-has exactly the loss's gradient.
+Such a loss joins answers of different micro-batches and ranks, and reads each only through a few sums. So the driver
+computes the loss and its derivative by each log-probability or score from a first pass; a second differentiates the sum
+of derivative times log-probability, which at these weights has exactly the loss's gradient.
 
 Legend: T tokens of one packed micro-batch, S samples in it, M sampled tokens of a whole step, A answers, P pairs.
 """
@@ -40,10 +39,9 @@ def of_pairs(
     rejected: Sequence[Sequence[TrainingSample]],
     logprobs: Sequence[Sequence[float]],
 ) -> Judged:
-    """DPO or IPO ("dpo", "ipo") of P pairs. IPO's margins are means over tokens.
+    """DPO or IPO ("dpo", "ipo"), whose margins are means over tokens, of P pairs of answers, each some samples with `reference`.
 
-    `chosen` and `rejected` are the samples of the two answers of each pair, with `reference`; `logprobs` are of each
-    sample under the trained policy: all of `chosen`, then all of `rejected`.
+    `logprobs` are of each sample under the trained policy: all of `chosen`, then all of `rejected`.
     """
     answers = [*chosen, *rejected]
     logprobs_M = _sampled(answers, logprobs).requires_grad_()

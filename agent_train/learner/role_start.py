@@ -44,8 +44,7 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
     """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
 
-    Roles that the settings name no folder for start from `begin`, the policy as the run starts. Raises LearnerError, or
-    TeacherError if the teacher's endpoint does not answer or has another vocabulary.
+    `begin` is the policy as the run starts. Raises LearnerError, or TeacherError for a teacher's endpoint.
     """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices, shipping
@@ -79,10 +78,7 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
 
 
 async def begin_as_policy(config: Config, models: Models, begin: str | Path) -> None:
-    """Save the policy to `begin`, and load from there the models for which the settings name no folder.
-
-    Called once, when the warm start is over. Nothing happens if there is no such model.
-    """
+    """After the warm start: save the policy to `begin`, and load from there the models for which the settings name no folder."""
     beside = (models.reference, models.critic, models.prm)
     following = [role for role in beside if role is not None and source_of(config, role.role) is None]
     if following:

@@ -49,10 +49,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def reference_is_base(config: Config) -> bool:
-    """True if the reference is the policy without its adapters, which needs no second model.
-
-    That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
-    """
+    """True if the reference is the policy without its adapters, which needs no second model: no other is named, nor warmed up."""
     return config.lora.rank > 0 and config.reference.path is None and config.sft.episodes == 0
 
 
@@ -88,18 +85,12 @@ def learning_rate(config: Config, role: str) -> tuple[float, int]:
 
 
 def lr_scale(config: Config, step: int, steps: int) -> float:
-    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top.
-
-    Linear: 1 at step 1 and 1 / steps at the last one, so that every step learns something; 0 would come after it.
-    """
+    """The share of the learning rate in step `step` of `steps`, from 1, before the warm-up. Linear: from 1 to 1 / steps, never 0."""
     return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps
 
 
 def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
-    """Raise VocabularyError unless a model's tokenizer gives every token of the policy's the same id. It may know more tokens.
-
-    `name` is the setting that names the folder, for the error.
-    """
+    """Raise VocabularyError unless a model's tokenizer gives every token of the policy's the same id; `name` is its setting."""
     folder = Path(folder)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise VocabularyError(

@@ -1,8 +1,9 @@
 """The optimizers by name, and the saved state of a role, from which it goes on as if it had never stopped.
 
-State is written beside training and read on any number of ranks: a folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
-under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's
-random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
+A state is a folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the
+optimizer's averages under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the
+states of that rank's random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied
+weights are in it once.
 """
 
 import json
@@ -33,7 +34,7 @@ def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: Lea
     """The optimizer that `learner.optimizer` names, over those parameters that are trained.
 
     `learner.weight_decay` is of matrices only. `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them
-    in 8 bits with an fp32 scale for each block of 256, and in fp32 for tensors of less than 4096 weights.
+    in 8 bits, and in fp32 for tensors of less than 4096 weights.
     """
     common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
     members: dict[tuple[object, bool], list[nn.Parameter]] = {}
@@ -67,11 +68,10 @@ class StateError(RuntimeError):
 
 
 class StateStore:
-    """Saves and loads the state of one rank; made on every rank of a role alike.
+    """Saves the state of one rank beside training, and loads it on any number of ranks.
 
-    Files are written by a thread, from a copy in host memory that `begin` takes. The ranks talk in a process group of
-    their own, so that a save never meets the collectives of an update. `timeout` is the seconds of one exchange between
-    ranks.
+    Files are written by a thread, from a copy in host memory. The ranks talk in a process group of their own, so that a
+    save never meets the collectives of an update. `timeout` is the seconds of one exchange.
     """
 
     def __init__(self, rank: int, timeout: float):
@@ -91,8 +91,8 @@ class StateStore:
     ) -> None:
         """Copy the state to the host and start to write it into a new folder. A collective, as fast as the copy.
 
-        `then` is called by the thread that writes, once the tensors are written on all ranks. Raises RuntimeError if
-        the save before has not ended.
+        The thread calls `then` once the tensors are written on all ranks. Raises RuntimeError if the save before has
+        not ended.
         """
         if self._running is not None and not self._running.done():
             raise RuntimeError(f"a save into {folder} began while the one before was being written")
@@ -125,8 +125,7 @@ class StateStore:
     def load(self, module: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
-        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or
-        has another shape.
+        A rank that the saving run did not have keeps its random numbers. Raises StateError for another model's folder.
         """
         folder = Path(folder)
         record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))
@@ -151,10 +150,7 @@ class StateStore:
 
 
 def tensors_of(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer.
-
-    Averages in 8 bits are copies in fp32.
-    """
+    """Every tensor that training changes, by its name in the folder: in place, but averages in 8 bits are copies in fp32."""
     found = {}
     for name, parameter in _trained(module):
         found[f"model.{name}"] = parameter.detach()
@@ -164,7 +160,7 @@ def tensors_of(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tenso
 
 
 def _average(value: Tensor) -> Tensor:
-    """The state of an optimizer as tensors that can be copied and written: fp32 where it is kept in 8 bits."""
+    """The state as tensors that can be copied and written: fp32 where it is kept in 8 bits."""
     local = value.to_local() if isinstance(value, DTensor) else value
     if not _packed(local):
         return value
@@ -224,10 +220,7 @@ def _check(module: nn.Module, held: Held, folder: Path) -> None:
 
 
 def _make_state(module: nn.Module, optimizer: optim.Optimizer, held: Held, folder: Path) -> None:
-    """Have the optimizer keep the state that the folder has of each parameter, to be filled.
-
-    Only the optimizer itself knows how: it makes a step, with gradients and a rate of 0, which moves nothing.
-    """
+    """Have the optimizer keep the state that the folder has of each parameter, by a step at a rate of 0, which moves nothing."""
     optimizer.state.clear()
     stepped = [(name, p) for name, p in _trained(module) if any(h.startswith(f"optimizer.{name}.") for h in held)]
     if stepped:

@@ -1,8 +1,6 @@
 """One learner rank: a shard of the model and of its optimizer. A Ray actor in a run, a plain object in a test.
 
 Every method that touches the weights is a collective: all ranks call it with their own batches of the same step.
-
-Legend: T packed tokens, R ranks, K numbers that are measured.
 """
 
 import math
@@ -63,8 +61,7 @@ from agent_train.weights.sync import TensorInfo, WeightAddress
 class LearnerWorker:
     """Rank `rank` of `world`, of one role. `start` comes first; `open_store` before it on rank 0.
 
-    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first
-    GPU).
+    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the first GPU).
     """
 
     def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
@@ -73,6 +70,7 @@ class LearnerWorker:
         self.config = config
         self.role = role
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self._timeout = timedelta(seconds=config.learner.timeout)
         self._store: dist.TCPStore | None = None
         self._weights: WeightGroup | None = None
         self._objective: PolicyObjective | None = None
@@ -84,9 +82,7 @@ class LearnerWorker:
 
     def open_store(self, host: str) -> int:
         """Serve the store through which the ranks find each other, on a port that is free; returns the port."""
-        self._store = dist.TCPStore(
-            host, 0, self.world, is_master=True, timeout=self._timeout(), wait_for_workers=False
-        )
+        self._store = dist.TCPStore(host, 0, self.world, is_master=True, timeout=self._timeout, wait_for_workers=False)
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
@@ -100,11 +96,11 @@ class LearnerWorker:
             make_deterministic(self.config.trainer.seed)
         transformers.utils.logging.disable_progress_bar()
         if self._store is None:
-            self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout())
+            self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout)
         # Tensors on the host go by gloo if parameters are offloaded.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout()
+            backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout
         )
         self._dims = parallel_dims(self.config.learner, self.rank, self.world, self.device.type)
         return self.load(model_dir)
@@ -124,8 +120,7 @@ class LearnerWorker:
     ) -> UpdateMetrics:
         """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
 
-        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine
-        counts them.
+        `lr_scale` comes on top of the warm-up. `version` of the weights is as the engine counts them.
         """
         started = time.monotonic()
         objective = self._objective = self._objective or policy_objective(self.config.algorithm)
@@ -154,10 +149,7 @@ class LearnerWorker:
         arguments: Sequence[Any],
         *batches: RankBatch,
     ) -> Any:
-        """Call a method on shipped batches with the present numbers of their samples, by id.
-
-        `update` and `update_critic` take all batches, one for each optimizer step; the other methods take one.
-        """
+        """Call a method on shipped batches, one for each optimizer step, with the present numbers of their samples, by id."""
         given = [batch.with_numbers(own) for batch, own in zip(batches, numbers, strict=True)]
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
@@ -208,10 +200,7 @@ class LearnerWorker:
         return {name: checksum(weight) for name, weight in self._write(folder, merge=False).items()}
 
     def save_state(self, folder: str, export: str | None = None) -> None:
-        """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows.
-
-        A Hugging Face folder of the same weights, or of the adapters, is written to `export`.
-        """
+        """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows; see `StateStore`."""
         last = None
         if export is not None:
             dtype = self.config.model.dtype
@@ -249,9 +238,6 @@ class LearnerWorker:
         for _ in tensors:
             pass
         return {}
-
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.config.learner.timeout)
 
     def _batches(self, step: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in step.batches()]
@@ -313,7 +299,7 @@ class LearnerWorker:
         for batch in batches:
             loss, *numbers = contribute(batch, self.module(batch))
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
-            (loss * self._dims.gradient_scale).backward()
+            (loss * self._dims.fsdp.size()).backward()
             measured.append(numbers)
         norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
         sums, maxima, grad_norm = reduced(measured, norm, self._dims.data_group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
 from agent_train.algorithms.selection import choose, more_groups, participants, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
@@ -212,7 +212,7 @@ def give_advantages(
     """The samples with their advantages, and with the critic's targets; see `with_advantages`."""
     baselines = {t.task_id: None if t.failed else t.reward for t in greedy}
     try:
-        inputs = advantage_inputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
+        inputs = AdvantageInputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
         return with_advantages(inputs, samples)
     except ValueError as error:
         raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error

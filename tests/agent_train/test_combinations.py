@@ -26,7 +26,7 @@ def test_every_recipe_goes_together(name):
     assert problems(f"algorithm={name}", *needs) == []
 
 
-OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
+OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:keep"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ OWN_LOSS = "algorithm.loss=agent_train.algorithms.losses:entropy_bonus"
         (["algorithm.loss_settings.clip=1"], ["algorithm.loss_settings.clip=1", "clip_low, clip_high, dual_clip"]),
         (["algorithm.loss_settings.clip_low=wide"], ["algorithm.loss_settings.clip_low=wide", "number"]),
         (["algorithm.loss_settings.clip_low=-1"], ["algorithm.loss_settings.clip_low=-1", "0 or more"]),
-        ([OWN_LOSS], ["algorithm.loss=agent_train.algorithms.losses:entropy_bonus", "no parameter logprobs_T"]),
+        ([OWN_LOSS], ["algorithm.loss=agent_train.algorithms.losses:keep", "no parameter logprobs_T"]),
         (["algorithm=dppo", "algorithm.proximal=recomputed"], ["algorithm.proximal", "proximal=behaviour"]),
         (["algorithm=tis", "algorithm.proximal=behaviour"], ["correction.name=tis", "count twice"]),
         (["algorithm=tis", "algorithm.correction.cap=null"], ["correction.name=tis", "correction.cap"]),

@@ -1,6 +1,7 @@
 """The optimizers by name, and blocks that are compiled."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,12 +71,13 @@ def test_eight_bits_learn_about_the_same(tmp_path):
 
 
 def test_attention_stays_out_of_compiled_blocks_where_ranks_share_the_tokens(tmp_path):
+    two = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
     policy = load_policy(write_model(tmp_path), 64)
     compile_blocks(policy.model, blocks_of(policy.model))
-    spread_over(policy, SequenceParallelGroup(None, 0, 2, None, 0, 2))
+    spread_over(policy, SequenceParallelGroup(two, two))
     assert policy.model.config._attn_implementation == UNCOMPILED
     plain = load_policy(write_model(tmp_path), 64)
-    spread_over(plain, SequenceParallelGroup(None, 0, 2, None, 0, 2))
+    spread_over(plain, SequenceParallelGroup(two, two))
     assert plain.model.config._attn_implementation == ULYSSES
 
 
