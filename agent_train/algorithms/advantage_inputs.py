@@ -4,10 +4,10 @@ Legend: T tokens of all samples of the step, S trajectories, K turns with sample
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from agent_train.algorithms.turn_rewards import place, turn_segments
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group
-
-X = TypeVar("X")
 
 
 class AdvantageInputs:
@@ -70,10 +68,8 @@ class AdvantageInputs:
             kl_K = segment_sums(self._kl_T, self.mask_T, self.turn_T, len(rewards_K))
             rewards_K = rewards_K.float() - self.kl_coef * kl_K
         rest = iter(rewards_K.tolist())
-        turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
-        for sample in self.samples:
-            turns[sample.trajectory] += len(sample.rewards)
-        return self.grouped([[next(rest) for _ in range(turns[t.id])] for t in self.trajectories])
+        turns = Counter(sample.trajectory for sample in self.samples for _ in sample.rewards)
+        return [[[next(rest) for _ in range(turns[t.id])] for t in group] for group in self.groups]
 
     @property
     def rewards(self) -> list[list[float]]:
@@ -87,10 +83,10 @@ class AdvantageInputs:
 
     @property
     def lengths(self) -> list[list[int]]:
-        lengths = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
+        lengths: Counter[str] = Counter()
         for sample in self.samples:
             lengths[sample.trajectory] += sample.sampled
-        return self.grouped(list(lengths.values()))
+        return [[lengths[trajectory.id] for trajectory in group] for group in self.groups]
 
     @property
     def in_loss(self) -> list[list[bool]]:
@@ -131,18 +127,13 @@ class AdvantageInputs:
                 )
         return torch.tensor(list(chain.from_iterable(lists)), dtype=torch.float64)
 
-    def grouped(self, values: Sequence[X]) -> list[list[X]]:
-        rest = iter(values)
-        return [[next(rest) for _ in group] for group in self.groups]
-
     def on_tokens(self, values: Sequence[Sequence[float]]) -> Tensor:
         """A number for each trajectory, by group, on all of its sampled tokens; fp64."""
         return self._spread(list(chain.from_iterable(values)), self.segment_T)
 
     def on_turns(self, values: Sequence[Sequence[Sequence[float]]]) -> Tensor:
         """Numbers for the turns of each trajectory, by group, on the sampled tokens of each turn; fp64."""
-        turns = chain.from_iterable(values)
-        return self._spread(list(chain.from_iterable(turns)), self.turn_T)
+        return self._spread([own for group in values for turns in group for own in turns], self.turn_T)
 
     def by_sample(self, values_T: Tensor) -> dict[str, list[float]]:
         """The numbers of all tokens as a list for each sample, by its id."""

@@ -104,22 +104,19 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
     chosen = {key: p.default for key, p in known.items() if p.default is not p.empty} | dict(settings or {})
     for key, value in chosen.items():
-        _check_setting(name, key, value, known)
+        if key not in known:
+            raise ValueError(
+                f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        if isinstance(known[key].default, float) and not number:
+            raise ValueError(f"policy loss {name!r}: {key} must be a number, not {value!r}")
     absent = [key for key in known if key not in chosen]
     if absent:
         raise ValueError(f"policy loss {name!r}: no value for {', '.join(absent)}; set it")
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:
-    if key not in known:
-        raise ValueError(f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}")
-    default = known[key].default
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(default, float) and not (number and not math.isnan(value)):
-        raise ValueError(f"policy loss {name!r}: {key} must be a number, not {value!r}")
 
 
 def _try(loss: PolicyLoss) -> None:

@@ -86,12 +86,6 @@ def kimi(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, *, tau: float 
     return -advantages_T * logprobs_T + 0.5 * tau * (logprobs_T - single(old_T)).square()
 
 
-def dppo_keeps(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, low: float, high: float) -> Tensor:
-    """The mask of `dppo`: tokens whose probability has not moved beyond the range in the advantage's direction."""
-    moved_T = single(logprobs_T).exp() - single(behaviour_T).exp()
-    return ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
-
-
 def dppo(
     logprobs_T: Tensor,
     behaviour_T: Tensor,
@@ -103,10 +97,11 @@ def dppo(
 ) -> Tensor:
     """`-keep * A * p / behaviour + tau * (log p - log behaviour)^2` (DPPO with the binary total variation, arXiv 2602.04879).
 
-    `keep` is `dppo_keeps`: a ratio of 3 matters little at probability 1e-4 and much at 0.3, so `low` and `high` bound
-    the change of the probability. The pull `tau` is on dropped tokens too.
+    `keep` drops tokens whose probability has moved beyond the range in the advantage's direction: a ratio of 3 matters
+    little at probability 1e-4 and much at 0.3. The pull `tau` is on dropped tokens too.
     """
-    keeps_T = dppo_keeps(logprobs_T.detach(), behaviour_T, advantages_T, low, high)
+    moved_T = single(logprobs_T.detach()).exp() - single(behaviour_T).exp()
+    keeps_T = ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
     surrogate_T = keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
     return tau * (single(logprobs_T) - single(behaviour_T)).square() - surrogate_T
 

@@ -20,8 +20,7 @@ from agent_train.algorithms.advantages import RELATIVE_SPREAD, group_advantages
 def return_to_go(rewards_T: Tensor, mask_T: Tensor, segment_T: Tensor, gamma: float = 1.0) -> Tensor:
     """returns_T, fp32: `G_t = r_t + gamma * G(next sampled token)` to the end of the segment."""
     index_M = mask_T.nonzero()[:, 0]
-    rewards_M = rewards_T[index_M].float()
-    returns_M = decayed_sum(rewards_M, gamma * goes_on(segment_T[index_M]))
+    returns_M = decayed_sum(rewards_T[index_M].float(), gamma * goes_on(segment_T[index_M]))
     return put_back(returns_M, index_M, len(mask_T))
 
 
@@ -40,10 +39,9 @@ def gae(
     `lam` may be lam_T.
     """
     index_M = mask_T.nonzero()[:, 0]
+    given = (rewards_T[index_M].float(), values_T[index_M].float(), goes_on(segment_T[index_M]))
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
-    rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
-    advantages_M = _gae(rewards_M, values_M, goes_on(segment_T[index_M]), gamma, lam_M)
-    return put_back(advantages_M, index_M, len(mask_T)).detach()
+    return put_back(_gae(*given, gamma, lam_M), index_M, len(mask_T)).detach()
 
 
 def bilevel_gae(
@@ -76,8 +74,7 @@ def bilevel_gae(
     rewards_M = rewards_M.index_copy(0, ends_K, advantages_K + values_K)
 
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
-    advantages_M = _gae(rewards_M, values_M, in_turn_M, gamma, lam_M)
-    return put_back(advantages_M, index_M, len(mask_T)).detach()
+    return put_back(_gae(rewards_M, values_M, in_turn_M, gamma, lam_M), index_M, len(mask_T)).detach()
 
 
 def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> Tensor:

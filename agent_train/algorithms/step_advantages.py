@@ -103,13 +103,11 @@ def reinforce_pp_baseline_advantage(inputs: AdvantageInputs) -> Tensor:
 
 def remax_advantage(inputs: AdvantageInputs) -> Tensor:
     """The return from each token less the reward of the greedy episode; 0 where that one failed."""
-    greedy = inputs.greedy
-    names = [trajectory.task_id for trajectory in inputs.trajectories]
-    if missing := sorted({name for name in names if name not in greedy}):
+    greedy = {name: math.nan if reward is None else reward for name, reward in inputs.greedy.items()}
+    if missing := sorted({trajectory.task_id for trajectory in inputs.trajectories} - greedy.keys()):
         raise ValueError(f"remax needs a greedy episode of every task; task {missing[0]!r} has none")
     returns_T = return_to_go(inputs.rewards_T, inputs.mask_T, inputs.segment_T, inputs.settings.gamma)
-    baselines = [math.nan if greedy[name] is None else float(greedy[name] or 0.0) for name in names]
-    baseline_T = inputs.on_tokens(inputs.grouped(baselines))
+    baseline_T = inputs.on_tokens([[greedy[trajectory.task_id] for trajectory in group] for group in inputs.groups])
     # A difference by rounding counts as none; nothing differs by more than NaN.
     differs_T = (returns_T - baseline_T).abs() > RELATIVE_SPREAD * torch.maximum(returns_T.abs(), baseline_T.abs())
     return torch.where(inputs.mask_T & differs_T, returns_T - baseline_T, 0.0)

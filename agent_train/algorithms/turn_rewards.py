@@ -19,21 +19,17 @@ from agent_train.algorithms.advantages import group_advantages
 from agentgym.storage.jsonl import plain
 
 
-def last_sampled(mask_T: Tensor, segment_T: Tensor) -> Tensor:
-    """True on the last sampled token of each segment; segments without one have none."""
-    index_M = mask_T.nonzero()[:, 0]
-    segment_M = segment_T[index_M]
-    ends_M = torch.ones_like(segment_M, dtype=torch.bool)
-    ends_M[:-1] = segment_M[1:] != segment_M[:-1]
-    return torch.zeros_like(mask_T).index_copy(0, index_M, ends_M)
-
-
 def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
     """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere.
 
     `segment_T` says which score is a token's, 0 to S-1; the tokens of a segment lie together.
     """
-    return torch.where(last_sampled(mask_T, segment_T), scores_S.float()[segment_T], 0.0)
+    index_M = mask_T.nonzero()[:, 0]
+    segment_M = segment_T[index_M]
+    ends_M = torch.ones_like(segment_M, dtype=torch.bool)
+    ends_M[:-1] = segment_M[1:] != segment_M[:-1]
+    last_T = torch.zeros_like(mask_T).index_copy(0, index_M, ends_M)
+    return torch.where(last_T, scores_S.float()[segment_T], 0.0)
 
 
 def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) -> Tensor:

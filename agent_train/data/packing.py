@@ -10,7 +10,7 @@ Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain, takewhile
 from typing import Any
 
@@ -102,14 +102,14 @@ class RankBatch:
     micro_batches: list[list[TrainingSample]]
     n_tokens: int  # sampled tokens of the whole step, over all ranks
     packed_tokens: int  # all tokens of the samples of the whole step, over all ranks
-    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)  # the shared prefixes of each micro-batch
+    prefixes: list[tuple[Prefix, ...]]  # the shared prefixes of each micro-batch
 
     @property
     def samples(self) -> list[TrainingSample]:
         return list(chain.from_iterable(self.micro_batches))
 
     def batches(self) -> list[MicroBatch]:
-        return [batch_of(samples, prefixes) for samples, prefixes in self._parts()]
+        return list(map(batch_of, self.micro_batches, self.prefixes))
 
     def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> "RankBatch":
         """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
@@ -119,16 +119,12 @@ class RankBatch:
     def by_sample(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
         """The numbers of the tokens of each micro-batch as a list for each sample, as long as it; 0.0 on a prefix that lies elsewhere."""
         found = []
-        for (samples, prefixes), numbers_T in zip(self._parts(), numbers, strict=True):
+        for samples, prefixes, numbers_T in zip(self.micro_batches, self.prefixes, numbers, strict=True):
             starts = _starts(len(samples), prefixes)
             sizes = [len(sample.ids) - start for sample, start in zip(samples, starts, strict=True)]
             parts = numbers_T[: sum(sizes)].split(sizes) if samples else ()
             found.append([[0.0] * start + part.tolist() for start, part in zip(starts, parts, strict=True)])
         return found
-
-    def _parts(self) -> list[tuple[list[TrainingSample], tuple[Prefix, ...]]]:
-        prefixes = self.prefixes or [()] * len(self.micro_batches)
-        return list(zip(self.micro_batches, prefixes, strict=True))
 
 
 def weighted(

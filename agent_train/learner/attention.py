@@ -93,28 +93,16 @@ def packed_attention(
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         return _Joined.apply(query[0], key[0], value[0], segments, scaling, window)[None], None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(query, key, value, segments, scaling, window), None
-    return _by_runs(query, key, value, segments, scaling, window), None
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
-) -> Tensor:
-    query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    out_THD = varlen_attn(
-        query_THD,
-        key_TKD,
-        value_TKD,
-        segments.cu_seqlens,
-        segments.cu_seqlens,
-        segments.longest,
-        segments.longest,
-        scale=scaling,
+        query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
+        bounds = (segments.cu_seqlens, segments.cu_seqlens, segments.longest, segments.longest)
         # A window of W counts the token itself; the kernel counts those to its left. -1 is all of them.
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
-    )
-    return out_THD.unsqueeze(0)
+        seen = (-1 if window is None else window - 1, 0)
+        fewer_keys = query.shape[1] != key.shape[1]
+        out_THD = varlen_attn(
+            query_THD, key_TKD, value_TKD, *bounds, scale=scaling, window_size=seen, enable_gqa=fewer_keys
+        )
+        return out_THD.unsqueeze(0), None
+    return _by_runs(query, key, value, segments, scaling, window), None
 
 
 def _by_runs(

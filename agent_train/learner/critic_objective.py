@@ -1,6 +1,6 @@
-"""The objectives of models that learn beside the policy: a critic's, and that of PRIME's process reward model.
+"""The objectives of a critic, of PRIME's process reward model, and of losses whose derivatives are known.
 
-Legend: T tokens of one packed micro-batch, S trajectories.
+Legend: T tokens of one packed micro-batch, S trajectories or samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from agent_train.algorithms.losses import keep, value_loss, weighted_sum
 from agent_train.algorithms.prime import outcome_loss, process_rewards
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
+from agent_train.learner.head import last_sampled
 from agent_train.learner.measures import Numbers, OptimizerStep, loss_alone, totals
 
 # A trajectory weighs one part of the mean, whatever its length: the loss of PRIME's reward model is of trajectories.
@@ -136,3 +137,13 @@ def prm_contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Te
     """The weighted sum of `-advantage * logprob`, whose gradient is the cross-entropy's."""
     taught_T = keep(batch.advantages_T, batch.mask_T) * keep(output[0], batch.mask_T)
     return loss_alone(weighted_sum(-taught_T, batch.weights_T, batch.mask_T))
+
+
+def along_logprobs(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Numbers, Numbers]:
+    """The sum of the tokens' log-probabilities times the derivatives of `algorithms.preferences`, which lie in `advantages_T`."""
+    return loss_alone((keep(output[0], batch.mask_T) * keep(batch.advantages_T, batch.mask_T)).sum())
+
+
+def along_scores(batch: MicroBatch, scores_S: Tensor) -> tuple[Tensor, Numbers, Numbers]:
+    """As `along_logprobs`, of scores_S times the derivative that lies at each sample's last sampled token."""
+    return loss_alone((scores_S * batch.advantages_T[last_sampled(batch)]).sum())

@@ -9,7 +9,6 @@ hidden size, S samples (segments).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class _ChunkedHead(torch.autograd.Function):
         logits = _Logits(hidden_MD, weight_VD, temperature_M, chunk, vocab_chunk)
         last_CV = None
         for tokens in logits.chunks():
-            answers = _Answers.none(targets_M[tokens], exact)
+            answers = _Answers(targets_M[tokens], exact)
             for entries in logits.parts():
                 logits_CW = logits.of(tokens, entries)
                 answers.add(logits_CW, entries.start, logits.spare(logits_CW))
@@ -81,20 +80,17 @@ class _ChunkedHead(torch.autograd.Function):
         return *whole, None, None, None, None
 
 
-@dataclass
 class _Answers:
-    """Running statistics of C tokens over the parts of the vocabulary so far, and the logit of the target once its part has come."""
+    """Running statistics of C tokens over the parts of the vocabulary so far.
 
-    targets_C: Tensor
-    top_C: Tensor  # the greatest logit
-    sum_C: Tensor  # sum of exp(logit - top)
-    dot_C: Tensor  # that times logit - top
-    target_C: Tensor
+    `top_C` is the greatest logit, `sum_C` the sum of exp(logit - top), `dot_C` that times logit - top, `target_C` the
+    logit of the target, once its part has come.
+    """
 
-    @staticmethod
-    def none(targets_C: Tensor, dtype: torch.dtype) -> "_Answers":
+    def __init__(self, targets_C: Tensor, dtype: torch.dtype):
         zeros_C = torch.zeros(len(targets_C), dtype=dtype, device=targets_C.device)
-        return _Answers(targets_C, zeros_C + torch.finfo(dtype).min / 2, zeros_C, zeros_C, zeros_C)
+        self.targets_C, self.top_C = targets_C, zeros_C + torch.finfo(dtype).min / 2
+        self.sum_C = self.dot_C = self.target_C = zeros_C
 
     def add(self, logits_CW: Tensor, start: int, spare_CW: Tensor) -> None:
         """Take a part of the vocabulary, from entry `start`. It leaves in `logits_CW` the logits less the greatest so far."""

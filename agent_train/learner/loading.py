@@ -87,7 +87,11 @@ def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.dev
 
     `initial` gives those that no file holds. Not a collective.
     """
-    owners = _owners(module)
+    # The modules and attributes that hold each parameter: several where weights are tied.
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for attribute, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append((owner, attribute))
     files = weight_files(model_dir)
     with _mapped(files) as file_of, torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -103,7 +107,7 @@ def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.dev
                 local = initial(name, shape)[_ranges(parameter)]
             # Not a view: the file's mapping is closed, and a whole initial value is not kept.
             local = local.to(device, torch.float32, copy=True).contiguous()
-            filled = nn.Parameter(_like(parameter, local), requires_grad=parameter.requires_grad)
+            filled = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
             for owner, attribute in owners[id(parameter)]:
                 setattr(owner, attribute, filled)
 
@@ -125,16 +129,6 @@ def _hold(files: dict[str, Path], model: nn.Module, new: str | None) -> bool:
         )
 
 
-def _owners(module: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """The modules and attributes that hold each parameter: several where weights are tied."""
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for owner in module.modules():
-        for attribute, parameter in owner._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((owner, attribute))
-    return owners
-
-
 def _ranges(parameter: Tensor) -> Ranges:
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
@@ -151,18 +145,12 @@ def _ranges(parameter: Tensor) -> Ranges:
     return tuple(slice(start, start + length) for start, length in zip(begin, size, strict=True))
 
 
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
+def like(parameter: Tensor, local: Tensor) -> Tensor:
+    """A tensor that is sharded as `parameter` is, from this rank's shard. It lies where that does."""
     if not isinstance(parameter, DTensor):
         return local
-    if tuple(parameter.to_local().shape) != tuple(local.shape):
+    if parameter.to_local().shape != local.shape:
         raise RuntimeError(f"a shard of {tuple(parameter.to_local().shape)} cannot hold {tuple(local.shape)}")
-    sharded = DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    # Moves to the mesh's device; offloaded tensors return to the host.
-    return sharded.to(local.device)
+    whole = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    # Moved to the mesh's device first; offloaded tensors return to the host.
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **whole).to(local.device)

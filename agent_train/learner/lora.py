@@ -31,10 +31,9 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
         raise ValueError(
             f"lora.rank={settings.rank} needs peft: pip install 'agentgym-toolkit[lora]' ({error})"
         ) from error
-    names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    names -= {
-        name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()
-    }
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    names = {name.rsplit(".", 1)[-1] for name in linear}
     if unknown := sorted(set(settings.targets) - names):
         raise ValueError(f"lora.targets: {type(model).__name__} has no linear layers {unknown}: it has {sorted(names)}")
     peft_config = PeftConfig(
@@ -60,13 +59,13 @@ def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    return any(True for _ in _layers(model))
+    return any(".lora_" in name for name, _ in model.named_parameters())
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The model computes as without adapters, to the bit. Not for training."""
-    layers = list(_layers(model))
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A") and hasattr(m, "scaling")]
     scales = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:
         layer.scaling[ADAPTER] = 0.0
@@ -104,7 +103,3 @@ def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_di
     config.inference_mode = True
     config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
-
-
-def _layers(model: nn.Module) -> Iterator[Any]:
-    return (layer for layer in model.modules() if hasattr(layer, "lora_A") and hasattr(layer, "scaling"))

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config
 from agent_train.learner.roles import check_folder, learns, roles_of, source_of, start_of
@@ -65,16 +65,12 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
 
     try:
         async with asyncio.TaskGroup() as starting:
-            roles = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
-            endpoint = None
+            parts: dict[str, Any] = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
             if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
-                endpoint = starting.create_task(open_endpoint())
+                parts["teacher"] = starting.create_task(open_endpoint())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    found: dict[str, Learner | Teacher] = {role: task.result() for role, task in roles.items()}
-    if endpoint is not None:
-        found["teacher"] = endpoint.result()
-    return Models(**found)  # type: ignore[arg-type]  # each role is of the class that its field says
+    return Models(**{role: task.result() for role, task in parts.items()})
 
 
 async def begin_as_policy(config: Config, models: Models, begin: str | Path) -> None:

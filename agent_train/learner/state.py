@@ -23,7 +23,8 @@ from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
-from agent_train.config.schema import LearnerConfig
+from agent_train.config.schema import LearnerConfig, first_line
+from agent_train.learner.loading import like
 from agentgym.storage.files import write_json
 
 Counters = Mapping[str, int | str]
@@ -119,8 +120,11 @@ class StateStore:
             return ""
         if not wait and not self._running.done():
             return None
-        error = self._running.exception()
-        return "" if error is None else f"rank {self._rank}: {_reason(error)}"
+        if (error := self._running.exception()) is None:
+            return ""
+        if failures := getattr(error, "failures", None):
+            error = next(iter(failures.values()))[0]
+        return f"rank {self._rank}: {type(error).__name__}: {first_line(error)}"
 
     def load(self, module: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
@@ -164,11 +168,7 @@ def _average(value: Tensor) -> Tensor:
     local = value.to_local() if isinstance(value, DTensor) else value
     if not _packed(local):
         return value
-    wide = local.dequantize()
-    if not isinstance(value, DTensor):
-        return wide
-    given = {"run_check": False, "shape": value.shape, "stride": value.stride()}
-    return DTensor.from_local(wide, value.device_mesh, value.placements, **given).to(wide.device)
+    return like(value, local.dequantize())
 
 
 def _set_average(value: Tensor, wide: Tensor) -> None:
@@ -210,13 +210,10 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _check(module: nn.Module, held: Held, folder: Path) -> None:
     wanted = {f"model.{name}": tuple(parameter.shape) for name, parameter in _trained(module)}
-    for name, shape in wanted.items():
-        if name not in held:
-            raise StateError(f"{folder}: it is of another model: {name} is not in it")
-        if tuple(held[name].size) != shape:
-            raise StateError(f"{folder}: it is of another model: {name} is {tuple(held[name].size)}, not {shape}")
-    if extra := sorted(name for name in held if name.startswith("model.") and name not in wanted):
-        raise StateError(f"{folder}: it is of another model: this one has no {extra[0]}")
+    found = {name: tuple(tensor.size) for name, tensor in held.items() if name.startswith("model.")}
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        there, here = found.get(wrong[0], "not there"), wanted.get(wrong[0], "not in this one")
+        raise StateError(f"{folder}: it is of another model: {wrong[0]} is {there}, not {here}")
 
 
 def _make_state(module: nn.Module, optimizer: optim.Optimizer, held: Held, folder: Path) -> None:
@@ -235,14 +232,6 @@ def _make_state(module: nn.Module, optimizer: optim.Optimizer, held: Held, folde
     made = {f"optimizer.{name}.{key}" for name, p in stepped for key in optimizer.state[p]}
     if wrong := sorted(made ^ {name for name in held if name.startswith("optimizer.")}):
         raise StateError(f"{folder}: it is of another optimizer: {wrong[0]} is in one of the two alone")
-
-
-def _reason(error: BaseException) -> str:
-    failures = getattr(error, "failures", None)
-    if failures:
-        error = next(iter(failures.values()))[0]
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _bytes(text: str) -> Tensor:

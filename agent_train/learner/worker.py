@@ -22,6 +22,8 @@ from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
 from agent_train.learner.critic_objective import (
     CriticMetrics,
+    along_logprobs,
+    along_scores,
     check_targets,
     critic_contribute,
     prm_contribute,
@@ -51,7 +53,6 @@ from agent_train.learner.measures import (
 )
 from agent_train.learner.parallel import clip_gradients, parallel_dims
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
-from agent_train.learner.preference_objective import along_logprobs, along_scores
 from agent_train.learner.roles import VALUED, learning_rate, learns
 from agent_train.learner.state import StateStore, make_optimizer, set_lr
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group

@@ -59,8 +59,7 @@ def manifest_digest(manifest: Sequence[TensorInfo]) -> int:
 
 def free_port(host: str = "") -> int:
     """A port that nothing listens on now. Bind it soon: nothing reserves it."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
+    with socket.create_server((host, 0)) as listener:
         return int(listener.getsockname()[1])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_train.algorithms.kl import distillation_advantages
 from agent_train.algorithms.losses import value_loss
-from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
+from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, reward_model
 
 NUMBERS = st.floats(-5.0, 5.0)
 ONE_T = torch.tensor([True])
@@ -59,18 +59,6 @@ def test_rubbish_in_masked_values_reaches_neither_loss_nor_gradient(rubbish, cli
     loss_T.sum().backward()
     assert loss_T.tolist() == [0.125, 0.0]
     assert values_T.grad.tolist() == [0.5, 0.0]
-
-
-def test_a_margin_is_the_sum_or_the_mean_of_what_was_answered():
-    mask_T = torch.tensor([False, True, True, False, True])
-    segment_T = torch.tensor([0, 0, 0, 1, 1])
-    logprobs_T = torch.tensor([math.nan, -1.0, -2.0, math.inf, -3.0], requires_grad=True)
-    reference_T = torch.tensor([0.0, -2.0, -2.5, math.nan, -1.0])
-    sums = margins(logprobs_T, reference_T, mask_T, segment_T, 2)
-    assert sums.tolist() == [1.5, -2.0]
-    sums.sum().backward()
-    assert logprobs_T.grad.tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
-    assert margins(logprobs_T, reference_T, mask_T, segment_T, 2, mean=True).tolist() == [0.75, -2.0]
 
 
 def test_dpo():
