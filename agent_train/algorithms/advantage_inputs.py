@@ -23,12 +23,10 @@ from agentgym.core.trajectory import Group
 class AdvantageInputs:
     """The trajectories of a step that take part in advantages, by group, and their samples, in the order of the groups.
 
-    Args:
-        groups: of the step; trajectories without samples take no part.
-        samples: those of a trajectory in the order of its turns.
-        greedy: of remax, the reward of each task's greedy episode by the task's id; None where it failed.
-        teacher_coef: of distill, the weight of a nat of difference.
-        kl_coef: the present coefficient of the KL; read where `algorithm.kl.place` is reward.
+    Trajectories without samples take no part; the samples of one are in the order of its turns. `greedy` is, for remax,
+    the reward of each task's greedy episode by the task's id, None where it failed; `teacher_coef`, for distill, the
+    weight of a nat of difference; `kl_coef` the present coefficient of the KL, read where `algorithm.kl.place` is
+    reward.
     """
 
     def __init__(

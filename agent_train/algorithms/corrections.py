@@ -1,9 +1,9 @@
 """Corrections for data that another policy sampled.
 
 p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the
-engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap. The weights of a
-correction are constants that multiply the policy term per token, after its clip; never the KL, the entropy or the
-reduction weights: what a mask drops stays in the denominator.
+engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap. A correction
+multiplies the policy term per token, after its clip; never the KL, the entropy or the reduction weights: what a mask
+drops stays in the denominator.
 
 Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats.
 """

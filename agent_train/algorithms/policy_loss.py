@@ -77,10 +77,7 @@ class PolicyLoss:
         return keep(loss_T, inputs.mask_T)
 
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
-
-        With a loss that also pulls towards another policy (`kimi`, `dppo`) every token has a gradient.
-        """
+        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back."""
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
         return loss_T, (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)

@@ -1,11 +1,10 @@
 """Policy losses. Each gives one value per token, to be summed with weights.
 
-A loss that reads `behaviour_T` closes the gap to the engine itself. Losses that read `segment_T` have one ratio for a
-whole sequence, a sample of the micro-batch, and write their loss on each of its tokens, so that weights of 1 /
-(sequences * length) give the papers' mean over sequences.
+Losses that read `segment_T` have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on
+each of its tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
 
 Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the
-proximal policy, `behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0.
+proximal policy, `behaviour` the engine's, which sampled.
 """
 
 import torch
@@ -45,8 +44,7 @@ def cispo(
 ) -> Tensor:
     """`-clip(p / old, 1 - clip_low, 1 + clip_high) * A * log p`, the weight detached (CISPO, arXiv 2506.13585).
 
-    The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: "epsilon_high 5",
-    meant as the bound itself, is 4 here.
+    The paper has no lower bound, which is `clip_low` 1. `clip_high` is a distance from 1: an "epsilon_high" of 5 is 4.
     """
     weight_T = log_ratio(logprobs_T, old_T).exp().clamp(1.0 - clip_low, 1.0 + clip_high).detach()
     return -weight_T * advantages_T * single(logprobs_T)
@@ -121,8 +119,7 @@ def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) ->
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
     """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`; infinity if all stay.
 
-    `drift_N` is `m2po_drift` of the whole optimizer step, where 0 does not count. The budget is 0.04 in arXiv
-    2510.01161. Tokens with the same drift all stay or none does, whatever their order.
+    `drift_N` is `m2po_drift` of the whole optimizer step, where 0 does not count. Equal drifts all stay or none does.
     """
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
@@ -202,8 +199,8 @@ def gmpo(
 ) -> Tensor:
     """The geometric mean over a sequence of clipped ratios, times `-A` (GMPO, arXiv 2507.20673).
 
-    Each token's log ratio is clipped: at `clip_high` from above where A > 0, at `-clip_low` from below
-    elsewhere. The bounds are of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
+    Log ratios are clipped, to the paper's range: at `clip_high` from above where A > 0, at `-clip_low` from below
+    elsewhere.
     """
     advantages_T = keep(advantages_T, mask_T)
     change_T = log_ratio(keep(logprobs_T, mask_T), keep(old_T, mask_T))

@@ -124,8 +124,7 @@ def kto(
     """KTO (arXiv 2402.01306): the value of an answer against the reference point of `kto_reference`; margins are sums.
 
     `liked_weight * (1 - sigmoid(beta * (margin - reference)))` for a liked answer, `disliked_weight * (1 - sigmoid(beta
-    * (reference - margin)))` for another. Weights make up for unequal numbers: keep (liked * weight) / (disliked *
-    weight) from 1 to 4/3.
+    * (reference - margin)))` for another. Keep (liked * weight) / (disliked * weight) from 1 to 4/3.
     """
     gain_A = beta * (single(margin_A) - reference.detach())
     return torch.where(liked_A, liked_weight * torch.sigmoid(-gain_A), disliked_weight * torch.sigmoid(gain_A))

@@ -52,10 +52,7 @@ def prime_advantages(
 
 
 def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor) -> Tensor:
-    """loss_S, fp32: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome, from 0 (wrong) to 1 (right).
-
-    0 for a trajectory without sampled tokens.
-    """
+    """loss_S, fp32: cross-entropy of `sigmoid(sum of the process rewards)` and the outcome, from 0 (wrong) to 1 (right); 0 without tokens."""
     process_T = process_T.float()
     logits_S = segment_sums(process_T, mask_T, segment_T, len(outcomes_S))
     counted_S = segment_sums(torch.ones_like(process_T), mask_T, segment_T, len(outcomes_S)) > 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, reward_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
-from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
+from agent_train.config.schema import AlgorithmConfig, OverlongConfig
 from agentgym.core.trajectory import Group, Trajectory
 
 
@@ -57,11 +57,13 @@ def choose(
 
     With dynamic sampling, groups beyond `wanted` are dropped.
     """
-    kept = kept_groups(played, algorithm.filter, algorithm.overlong)
-    short = 0
-    if algorithm.filter.rounds > 1:
+    chosen, overlong, short = algorithm.filter, algorithm.overlong, 0
+    kept = list(filters.load(chosen.name)([_rewards(group, overlong) for group in played], chosen.share))
+    if kept != sorted(set(kept)) or not all(0 <= index < len(played) for index in kept):
+        raise ValueError(f"filter {chosen.name!r} returns {kept}, not ascending indices of {len(played)} groups")
+    if chosen.rounds > 1:
         kept, short = kept[:wanted], max(wanted - len(kept), 0)
-    groups, overlong = [played[index] for index in kept], algorithm.overlong
+    groups = [played[index] for index in kept]
     in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
     trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
     everyone = [t for group in played for t in group.trajectories if _took_part(t)]
@@ -81,18 +83,11 @@ def choose(
     return groups, metrics
 
 
-def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
-    if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
-        raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
-    return kept
-
-
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
-    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss,
-    since its quality is unknown; `overlong.baseline` says whether it takes part.
+    With `overlong.mask` a truncated one is not, since its quality is unknown; `overlong.baseline` says whether it takes
+    part.
     """
     parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
     return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]
@@ -107,10 +102,7 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 
 def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
-    """Overlong shaping's addition to an episode's reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`.
-
-    Without a buffer it is `-factor` beyond `length`.
-    """
+    """Overlong shaping's addition to a reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`."""
     if overlong.length is None:
         return 0.0
     over = trajectory.sampled_tokens - (overlong.length - overlong.buffer)

@@ -72,8 +72,8 @@ def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 def turn_advantages(rewards: Sequence[Sequence[float]], std: str = "sample", eps: float = 1e-6) -> list[list[float]]:
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): one advantage for each turn of one group.
 
-    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn
-    is the sum of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
+    The rewards of all its turns are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn is the sum
+    of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
     """
     flat = [reward for turns in rewards for reward in turns]
     normal = iter(group_advantages(flat, std, eps) if len(rewards) > 1 else [0.0] * len(flat))

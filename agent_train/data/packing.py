@@ -37,10 +37,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Samples that share their first `prefix` tokens, none of them sampled; a sample by itself is a group of one with prefix 0.
-
-    Each has at least one more token. The longer ones come first, unless `_cut` has dealt them out.
-    """
+    """Samples that share their first `prefix` tokens, none of them sampled, and have more; a sample by itself has prefix 0."""
 
     samples: tuple[TrainingSample, ...]
     prefix: int = 0
@@ -67,23 +64,20 @@ class MicroBatch:
     behaviour_logprobs_T: Tensor  # the engine's log-probabilities (nats) of the sampled tokens, fp32
     versions_T: Tensor  # the engine's weight version of the sampled tokens, int64, -1 where it is not known
     advantages_T: Tensor  # the advantage of each sampled token, fp32
-    # log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
-    reference_T: Tensor
+    reference_T: (
+        Tensor  # log-probabilities under the reference policy, fp32; zeros where there is none, as the next two
+    )
     values_T: Tensor  # the critic's values before the update
     targets_T: Tensor  # of the critic
-    # weight of each token in the loss, the same on every token of a sample, fp32; the mask says which count
-    weights_T: Tensor
+    weights_T: Tensor  # weight in the loss, the same on every token of a sample, fp32; the mask says which count
     temperature_T: Tensor  # sampling temperature of each token's sample, fp32
     segment_T: Tensor  # number of each token's sample in the micro-batch, from 0, int64
-    # position of the token before each token in its sample, which predicts it; its own for the first. int64.
-    previous_T: Tensor
+    previous_T: Tensor  # place of the token before each token in its sample, which predicts it; the first's own. int64
     cu_seqlens: Tensor  # S+1 boundaries of the samples, int32, from 0 to T
-    # the S lengths, on the host; of a sample behind the first of a `Prefix`, without the prefix
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # the S lengths, on the host; behind the first sample of a `Prefix` without the prefix
     prefixes: tuple[Prefix, ...] = ()  # the shared prefixes, in order
     has_reference: bool = False  # every sample with sampled tokens has `reference`, and there is one
-    # log-probabilities of the trained policy at the start of the training step; None where nothing reads them
-    start_T: Tensor | None = None
+    start_T: Tensor | None = None  # log-probabilities of the trained policy at the start of the training step, if read
 
     @property
     def n_segments(self) -> int:
@@ -98,8 +92,7 @@ class MicroBatch:
 class RankBatch:
     """One rank's part of one optimizer step."""
 
-    # the samples of each micro-batch; equally many on every rank, some without samples
-    micro_batches: list[list[TrainingSample]]
+    micro_batches: list[list[TrainingSample]]  # equally many on every rank, some without samples
     n_tokens: int  # sampled tokens of the whole step, over all ranks
     packed_tokens: int  # all tokens of the samples of the whole step, over all ranks
     prefixes: list[tuple[Prefix, ...]]  # the shared prefixes of each micro-batch

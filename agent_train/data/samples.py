@@ -31,8 +31,7 @@ class TrainingSample:
     weight: float = 0.0  # weight of each sampled token in the loss of its optimizer step, from `packing.weighted`
     # T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
     advantages: list[float] = field(default_factory=list)
-    # T log-probabilities of the sampled ids under the reference policy
-    reference: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)  # T log-probabilities under the reference policy
     values: list[float] = field(default_factory=list)  # T values of the critic, before the update
     targets: list[float] = field(default_factory=list)  # T targets of the critic
     prm: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under PRIME's reward model

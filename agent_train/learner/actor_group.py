@@ -59,7 +59,7 @@ def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
         for earlier, its_cost, shipped in known:
             if its_cost == cost and earlier == bare:
                 return shipped
-        batches = deal_to_ranks(bare, config.learner, cost=cost)
+        batches = deal_to_ranks(bare, config.learner, cost)
         replica = replica_size(config.learner)  # neighbouring ranks, which have the same batch
         references = [reference for batch in batches[::replica] for reference in [put(batch)] * replica]
         known.append((bare, cost, (batches, references)))
@@ -77,9 +77,8 @@ class _Actor(LearnerWorker):
 class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
-    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. If a rank fails, the call raises
-    LearnerError, the ranks are killed and every further call raises. Samples that are malformed, or without what a call
-    reads, raise ValueError.
+    Each call waits at most `config.learner.timeout` seconds. If a rank fails, the call raises LearnerError, the ranks
+    are killed and every further call raises. Malformed samples, or such without what a call reads, raise ValueError.
     """
 
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
@@ -257,10 +256,9 @@ class Learner:
                 return f"the learner ended before: {self._ended}"
             refs = [actor.state_saved.remote() for actor in self._actors]
             said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
-            errors = [error for error in said if isinstance(error, BaseException)]
-            failures = [answer for answer in said if isinstance(answer, str) and answer]
-            if errors or failures or None not in said:
-                return str([*failures, *errors, ""][0]).split("\n")[0]
+            failures = sorted((answer for answer in said if answer), key=lambda each: isinstance(each, BaseException))
+            if failures or None not in said:
+                return str([*failures, ""][0]).split("\n")[0]
             await asyncio.sleep(STATE_POLL_SECONDS)
 
     async def load_state(self, folder: str | Path) -> None:

@@ -1,12 +1,11 @@
 """Causal attention over packed samples: each sees itself only, and no T x T mask is ever made.
 
-transformers knows it as `PACKED`; a model loaded with that name asks for no mask and hands `segments` through. On CUDA
-in half precision one variable-length kernel does a whole micro-batch; elsewhere each run of equally long samples is one
-call of scaled dot-product attention.
+transformers knows it as `PACKED` and hands `segments` through. On CUDA in half precision one variable-length kernel
+does a whole micro-batch; elsewhere each run of equally long samples is one call of scaled dot-product attention.
 
-Where samples share prefixes, the tokens of a prefix are there once. On CUDA it is FlexAttention with a mask of blocks.
-Elsewhere each stretch attends to itself, the samples of a prefix then attend to it in one call without a mask, and the
-two answers are joined by their log-sum-exps.
+Where samples share prefixes, the tokens of a prefix are there once. On CUDA it is FlexAttention. Elsewhere each stretch
+attends to itself, what follows a prefix then attends to it without a mask, and the answers are joined by their
+log-sum-exps.
 
 Legend: T packed tokens, S samples, n stretches of one length L, N tokens that follow a prefix, P tokens of it, H query
 heads, K key/value heads, D head size.
@@ -51,8 +50,7 @@ class Segments:
     # or what a sample has beyond it.
     runs: tuple[tuple[int, int], ...]
     trunks: tuple[Trunk, ...] = ()  # the shared prefixes
-    # of FlexAttention, by sliding window, once one is made
-    masks: dict[int | None, Any] = field(default_factory=dict, compare=False)
+    masks: dict[int | None, Any] = field(default_factory=dict, compare=False)  # FlexAttention's, by sliding window
 
 
 def segments_of(lengths: tuple[int, ...], cu_seqlens: Tensor, prefixes: Sequence[Prefix] = ()) -> Segments:

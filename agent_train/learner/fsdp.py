@@ -17,7 +17,7 @@ from agent_train.config.schema import Config
 from agent_train.learner.attention import PACKED
 from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.loading import build_empty, file_name, fill, weight_files
-from agent_train.learner.lora import adapter_tensors, has_adapters, initial_adapter, merged, write_adapter
+from agent_train.learner.lora import adapter_tensors, initial_adapter, merged, write_adapter
 from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
 
@@ -153,8 +153,8 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
     """A copy of `full_tensors` in `dtype`, in the memory of rank 0; of the adapters alone, if any, unless they are to `merge`. A collective."""
     weights = {}
-    adapters = has_adapters(policy.model) and not merge
-    named = adapter_tensors(policy.model, whole_tensor) if adapters else full_tensors(policy)
+    adapters = any(".lora_" in name for name, _ in policy.named_parameters())
+    named = adapter_tensors(policy.model, whole_tensor) if adapters and not merge else full_tensors(policy)
     for name, whole in named:
         if rank == 0:
             weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)

@@ -16,7 +16,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-Ranges = tuple[slice, ...]
 # Initial values of a parameter that no file holds: its name and whole shape -> values, the same on every rank.
 Initial = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -75,7 +74,15 @@ def build_empty(
         return None
     with meta_parameters():
         model = auto_class.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    if get_model_conversion_mapping(model, add_legacy=False) or not _hold(files, model, new):
+    # The files hold every parameter, once if tied, but `new`, and every saved buffer under its name and in its shape.
+    saved = model.state_dict(keep_vars=True)
+    buffers = {name: value for name, value in saved.items() if not isinstance(value, nn.Parameter)}
+    with _mapped(files) as file_of:
+        whole = all(
+            tuple(file_of(name).get_slice(name).get_shape()) == tuple(wanted.shape) if name in files else name == new
+            for name, wanted in {**dict(model.named_parameters()), **buffers}.items()
+        )
+    if not whole or get_model_conversion_mapping(model, add_legacy=False):
         return None
     if (Path(model_dir) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
@@ -117,19 +124,7 @@ def file_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _hold(files: dict[str, Path], model: nn.Module, new: str | None) -> bool:
-    """True if the files hold every parameter, once if tied, but `new`, and every saved buffer under its name and in its shape."""
-    saved = model.state_dict(keep_vars=True)
-    buffers = {name: value for name, value in saved.items() if not isinstance(value, nn.Parameter)}
-    stored = dict(model.named_parameters()) | buffers
-    with _mapped(files) as file_of:
-        return all(
-            tuple(file_of(name).get_slice(name).get_shape()) == tuple(wanted.shape) if name in files else name == new
-            for name, wanted in stored.items()
-        )
-
-
-def _ranges(parameter: Tensor) -> Ranges:
+def _ranges(parameter: Tensor) -> tuple[slice, ...]:
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     begin, size = [0] * parameter.ndim, list(parameter.shape)

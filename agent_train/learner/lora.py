@@ -19,7 +19,6 @@ from agent_train.config.schema import LoraConfig
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_PEFT_PREFIX = "base_model.model."
 
 
 def add_adapters(model: Any, settings: LoraConfig) -> None:
@@ -58,10 +57,6 @@ def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
-def has_adapters(model: nn.Module) -> bool:
-    return any(".lora_" in name for name, _ in model.named_parameters())
-
-
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The model computes as without adapters, to the bit. Not for training."""
@@ -93,7 +88,7 @@ def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]
     """Each weight of the adapters under its name in PEFT's file. `whole` as in `merged`."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            yield _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter)
+            yield "base_model.model." + name.replace(f".{ADAPTER}.", "."), whole(parameter)
 
 
 def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> None:

@@ -29,8 +29,9 @@ class UpdateMetrics:
     """One update of the policy, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats."""
 
     loss: float  # reduced as the settings say; the mean over the optimizer steps
-    # of the trained policy to the proximal one, or to the engine's where `algorithm.proximal` says so
-    ratio_mean: float
+    ratio_mean: (
+        float  # of the trained policy to the proximal one, or to the engine's for `algorithm.proximal=behaviour`
+    )
     ratio_max: float  # the largest
     clip_fraction: float  # share of tokens that the clip holds back: they have an advantage and no gradient
     kl_k1: float  # KL(proximal || trained), estimated as the mean of -log ratio
@@ -56,8 +57,7 @@ class UpdateMetrics:
     correction_mean: float = 1.0  # factor of the policy's loss; 1 without a correction
     cut_fraction: float = 0.0  # share of tokens whose weight a correction cut to its cap
     dropped_fraction: float = 0.0  # share of tokens that a correction dropped
-    # how many versions the trainer is ahead of the weights that sampled a token, at the start of the update
-    staleness: float = 0.0
+    staleness: float = 0.0  # versions that the trainer is ahead of the weights that sampled a token, before the update
     staleness_max: float = 0.0  # the largest
 
 

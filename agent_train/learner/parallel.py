@@ -52,22 +52,11 @@ def replica_size(settings: LearnerConfig) -> int:
     return settings.sequence_parallel * settings.tensor_parallel
 
 
-def data_ranks(settings: LearnerConfig) -> int:
-    """The number of parts that the samples of a step are dealt into."""
-    return settings.workers // replica_size(settings)
-
-
-def deal_to_ranks(
-    samples: Sequence[TrainingSample],
-    settings: LearnerConfig,
-    reduction: str = "token-mean",
-    length: float | None = None,
-    cost: Cost = TOKENS,
-) -> list[RankBatch]:
+def deal_to_ranks(samples: Sequence[TrainingSample], settings: LearnerConfig, cost: Cost = TOKENS) -> list[RankBatch]:
     """One optimizer step dealt to all ranks: those of one replica get the same batch. See `packing.rank_batches`."""
-    where = (data_ranks(settings), settings.microbatch_tokens)
-    dealt = rank_batches(samples, *where, reduction, length, cost, settings.shared_prefix)
-    return [batch for batch in dealt for _ in range(replica_size(settings))]
+    size, budget = replica_size(settings), settings.microbatch_tokens
+    dealt = rank_batches(samples, settings.workers // size, budget, cost=cost, shared_prefix=settings.shared_prefix)
+    return [batch for batch in dealt for _ in range(size)]
 
 
 def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
@@ -145,13 +134,20 @@ def _layer(name: str) -> tuple[str, str]:
 
 def clip_gradients(module: nn.Module, limit: float, dims: ParallelDims, device: torch.device) -> Tensor:
     """Scale the gradients to a norm of at most `limit` over all shards; the norm before, on `device`. A collective."""
+
+    def is_split(parameter: Tensor) -> bool:
+        """True if ranks that share the layers hold different parts of it."""
+        if not isinstance(parameter, DTensor) or parameter.device_mesh == dims.world:
+            return isinstance(parameter, DTensor)
+        return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()
+
     counted, everything = [], []
     for parameter in module.parameters():
         if parameter.grad is None:
             continue
         local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         everything.append(local)
-        if dims.tensor == 1 or dims.rank % dims.tensor == 0 or _is_split(parameter, dims):
+        if dims.tensor == 1 or dims.rank % dims.tensor == 0 or is_split(parameter):
             counted.append(local)
     norms = torch._foreach_norm(counted) if counted else [torch.zeros(())]
     square = torch.stack([norm.float() for norm in norms]).square().sum().to(device)
@@ -161,11 +157,3 @@ def clip_gradients(module: nn.Module, limit: float, dims: ParallelDims, device: 
     for local in everything:
         local.mul_(factor.to(local.device, local.dtype))
     return norm
-
-
-def _is_split(parameter: Tensor, dims: ParallelDims) -> bool:
-    if not isinstance(parameter, DTensor):
-        return False
-    if parameter.device_mesh == dims.world:
-        return True
-    return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()

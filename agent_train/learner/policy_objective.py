@@ -3,8 +3,7 @@
     correction(o / b) * policy_loss(p / o) + kl_coef * kl(p, reference) - entropy_coef * entropy(p)
 
 where p is trained, o is the trainer's policy at the start of the training step (the proximal one), and b sampled (the
-engine's). In the first optimizer step of a training step o is p, and the ratio exactly 1. For later ones the
-log-probabilities of o are computed before the first, where something reads them.
+engine's). In the first optimizer step o is p, and the ratio exactly 1.
 
 Legend: T tokens of one packed micro-batch, N sampled tokens of an optimizer step over all ranks.
 """
@@ -60,10 +59,12 @@ class PolicyObjective:
                 raise ValueError(
                     f"{where}: algorithm.kl needs its log-probabilities under the reference, and it has none"
                 )
-            if self.loss.name in WHOLE_SAMPLE_LOSSES and _differ(sample):
-                raise ValueError(
-                    f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
-                )
+            if self.loss.name in WHOLE_SAMPLE_LOSSES:
+                own = [a for a, on in zip(sample.advantages, sample.mask, strict=False) if on] or [0.0]
+                if max(own) - min(own) > ROUNDING * max(map(abs, own)):
+                    raise ValueError(
+                        f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
+                    )
             versions = sample.versions or [-1] * len(sample.ids)
             if interpolated and any(on and v < 0 for on, v in zip(sample.mask, versions, strict=True)):
                 raise ValueError(f"{where}: algorithm.proximal=interpolated needs the version that sampled each token")
@@ -202,9 +203,3 @@ def policy_objective(settings: AlgorithmConfig) -> PolicyObjective:
     loss = policy_loss(settings.loss, settings.loss_settings)
     check_one_weight(settings.proximal, settings.correction.name, loss.divides_by_behaviour)
     return PolicyObjective(loss, settings)
-
-
-def _differ(sample: TrainingSample) -> bool:
-    """True if the advantages of the sampled tokens differ by more than rounding."""
-    own = [a for a, on in zip(sample.advantages, sample.mask, strict=False) if on]
-    return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))

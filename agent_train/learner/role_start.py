@@ -42,10 +42,7 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
 
 
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
-    """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
-
-    `begin` is the policy as the run starts. Raises LearnerError, or TeacherError for a teacher's endpoint.
-    """
+    """Start every role side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails."""
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices, shipping
 

@@ -7,7 +7,6 @@ from typing import Any
 from agent_train.config.extensions import advantages
 from agent_train.config.schema import Config
 
-ROLES = ("policy", "reference", "critic", "prm", "teacher", "reward_model")
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -32,7 +31,7 @@ def roles_of(config: Config) -> tuple[str, ...]:
         "teacher": advantage == "distill" and config.teacher.url is None,
         "reward_model": config.reward_model.path is not None,
     }
-    return tuple(role for role in ROLES if wanted[role])
+    return tuple(role for role, is_wanted in wanted.items() if is_wanted)
 
 
 def has_critic(config: Config) -> bool:

@@ -107,17 +107,14 @@ def ulysses_attention(
         return packed_attention(module, query, key, value, attention_mask, **kwargs)
     repeats = max(1, spread.sequence.size() // key.shape[1])
     wide = (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
-    whole = [_heads_of_all(x[0], spread, spread_tokens)[None] for x in wide]
-    out_1THD, _ = packed_attention(module, whole[0], whole[1], whole[2], attention_mask, **kwargs)
+    # From all heads of this rank's tokens to this rank's heads of all T tokens: (H, P, D) -> (H / R, T, D).
+    blocks = [x[0].unflatten(0, (spread.sequence.size(), -1)) for x in wide]
+    received = [_exchanged(x_RHPD, spread.sequence).transpose(0, 1).flatten(1, 2) for x_RHPD in blocks]
+    query, key, value = (x_HTD[None, :, :spread_tokens] for x_HTD in received)
+    out_1THD, _ = packed_attention(module, query, key, value, attention_mask, **kwargs)
     padded_THD = nn.functional.pad(out_1THD[0], (0, 0, 0, 0, 0, spread.padding(spread_tokens)))
     blocks_RPHD = padded_THD.unflatten(0, (spread.sequence.size(), -1))
     return _exchanged(blocks_RPHD, spread.sequence).transpose(0, 1).flatten(1, 2).unsqueeze(0), None
-
-
-def _heads_of_all(own_HPD: Tensor, spread: SequenceParallelGroup, size: int) -> Tensor:
-    """From all heads of this rank's tokens to this rank's heads of all T tokens: (H, P, D) -> (H / R, T, D)."""
-    blocks_RHPD = own_HPD.unflatten(0, (spread.sequence.size(), -1))
-    return _exchanged(blocks_RHPD, spread.sequence).transpose(0, 1).flatten(1, 2)[:, :size]
 
 
 def check_heads(query: int, key: int, ranks: int) -> None:

@@ -114,11 +114,11 @@ class StateStore:
 
         self._running = self._writer.submit(finish)
 
-    def saved(self, wait: bool = False) -> str | None:
+    def saved(self) -> str | None:
         """The outcome of the last save: None while it is written, "" for success or no save, else the failure."""
         if self._running is None:
             return ""
-        if not wait and not self._running.done():
+        if not self._running.done():
             return None
         if (error := self._running.exception()) is None:
             return ""

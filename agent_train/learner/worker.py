@@ -20,37 +20,10 @@ from torch import Tensor
 from agent_train.algorithms.losses import weighted_sum
 from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
-from agent_train.learner.critic_objective import (
-    CriticMetrics,
-    along_logprobs,
-    along_scores,
-    check_targets,
-    critic_contribute,
-    prm_contribute,
-    summarise_critic,
-)
+from agent_train.learner import critic_objective, fsdp, measures
 from agent_train.learner.determinism import make_deterministic
-from agent_train.learner.fsdp import (
-    DTYPES,
-    full_tensors,
-    load_policy,
-    load_value,
-    shapes_of,
-    shard,
-    whole_on_host,
-    write_model,
-)
 from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import (
-    MicroBatchLoss,
-    Numbers,
-    OptimizerStep,
-    UpdateMetrics,
-    loss_alone,
-    reduced,
-    summarise,
-)
 from agent_train.learner.parallel import clip_gradients, parallel_dims
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
 from agent_train.learner.roles import VALUED, learning_rate, learns
@@ -87,7 +60,7 @@ class LearnerWorker:
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
-        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends."""
+        """Join the other ranks, load and fsdp.shard the model. Returns the manifest of the weights that `send_weights` sends."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
@@ -107,9 +80,9 @@ class LearnerWorker:
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
-        """Load and shard a model in place of the one before, with a new optimizer if it learns."""
+        """Load and fsdp.shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
-        self.module = shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
+        self.module = fsdp.shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
         self._phase, self._steps = "", 0
         self._optimizer = None
         if learns(self.config, self.role):
@@ -118,11 +91,8 @@ class LearnerWorker:
 
     def update(
         self, steps: Sequence[RankBatch], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
-    ) -> UpdateMetrics:
-        """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
-
-        `lr_scale` comes on top of the warm-up. `version` of the weights is as the engine counts them.
-        """
+    ) -> measures.UpdateMetrics:
+        """One optimizer step for each of this rank's batches; the same metrics on every rank. `version` is as the engine counts."""
         started = time.monotonic()
         objective = self._objective = self._objective or policy_objective(self.config.algorithm)
         objective.check([sample for step in steps for sample in step.samples], kl_coef, version)
@@ -141,7 +111,7 @@ class LearnerWorker:
             loss = partial(objective.contribute, drift_limit=limit, **given)
             results.append(self._optimizer_step("policy", step, own, loss, lr_scale=lr_scale))
         packed_tokens = sum(step.packed_tokens for step in steps)
-        return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
+        return measures.summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
     def on_batches(
         self,
@@ -154,9 +124,11 @@ class LearnerWorker:
         given = [batch.with_numbers(own) for batch, own in zip(batches, numbers, strict=True)]
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
-    def sft(self, step: RankBatch, lr: float) -> OptimizerStep:
-        def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Numbers, Numbers]:
-            return loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
+    def sft(self, step: RankBatch, lr: float) -> measures.OptimizerStep:
+        def contribute(
+            batch: MicroBatch, output: tuple[Tensor, Tensor]
+        ) -> tuple[Tensor, measures.Numbers, measures.Numbers]:
+            return measures.loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
 
         return self._optimizer_step("sft", step, self._batches(step), contribute, lr)
 
@@ -169,21 +141,25 @@ class LearnerWorker:
         """The policy's log-probability of each masked token of each sample of each micro-batch, 0.0 elsewhere."""
         return step.by_sample(self._score(self._batches(step)))
 
-    def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> CriticMetrics:
+    def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> critic_objective.CriticMetrics:
         """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
         started = time.monotonic()
         clip = self.config.critic.clip
-        check_targets([sample for step in steps for sample in step.samples], clip)
-        loss = partial(critic_contribute, clip=clip)
+        critic_objective.check_targets([sample for step in steps for sample in step.samples], clip)
+        loss = partial(critic_objective.critic_contribute, clip=clip)
         results = [self._optimizer_step("critic", own, self._batches(own), loss, lr_scale=lr_scale) for own in steps]
-        return summarise_critic(results, time.monotonic() - started)
+        return critic_objective.summarise_critic(results, time.monotonic() - started)
 
-    def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> OptimizerStep:
-        return self._optimizer_step("prm", step, self._batches(step), prm_contribute, lr_scale=lr_scale)
+    def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> measures.OptimizerStep:
+        return self._optimizer_step(
+            "prm", step, self._batches(step), critic_objective.prm_contribute, lr_scale=lr_scale
+        )
 
-    def apply_loss_gradients(self, step: RankBatch, lr: float) -> OptimizerStep:
+    def apply_loss_gradients(self, step: RankBatch, lr: float) -> measures.OptimizerStep:
         """One optimizer step on a loss whose derivatives lie in the samples' `advantages`; see `preference_objective`."""
-        along: MicroBatchLoss = along_scores if self.role in VALUED else along_logprobs
+        along: measures.MicroBatchLoss = (
+            critic_objective.along_scores if self.role in VALUED else critic_objective.along_logprobs
+        )
         return self._optimizer_step("preference", step, self._batches(step), along, lr)
 
     def values(self, step: RankBatch) -> list[list[list[float]]]:
@@ -205,9 +181,9 @@ class LearnerWorker:
         last = None
         if export is not None:
             dtype = self.config.model.dtype
-            weights = whole_on_host(self.module, self.rank, dtype)
+            weights = fsdp.whole_on_host(self.module, self.rank, dtype)
             if self.rank == 0:
-                last = partial(write_model, self.module, weights, export, self._model_dir, dtype)
+                last = partial(fsdp.write_model, self.module, weights, export, self._model_dir, dtype)
         counters: dict[str, int | str] = {"phase": self._phase, "steps": self._steps}
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
@@ -227,11 +203,11 @@ class LearnerWorker:
             self._weights = make_group(address, 0, self.device, connect_seconds=timeout, transfer_seconds=timeout)
 
     def manifest(self) -> list[TensorInfo]:
-        return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in shapes_of(self.module)]
+        return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in fsdp.shapes_of(self.module)]
 
     def send_weights(self) -> dict[str, int]:
         """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others."""
-        tensors = (whole for _, whole in full_tensors(self.module, DTYPES[self.config.model.dtype]))
+        tensors = (whole for _, whole in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
         if self.rank == 0:
             if self._weights is None:
                 raise RuntimeError("send_weights: the learner is in no weight group; call connect_weights first")
@@ -257,20 +233,22 @@ class LearnerWorker:
         settings = self.config.learner
         if self.role in VALUED:
             of_samples, seed = self.role == "reward_model", self.config.trainer.seed
-            module: PackedPolicy | PackedValue = load_value(
+            module: PackedPolicy | PackedValue = fsdp.load_value(
                 model_dir, settings.gradient_checkpointing, of_samples=of_samples, seed=seed
             )
         else:
-            module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk)
+            module = fsdp.load_policy(
+                model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk
+            )
             if self.config.lora.rank and self.role == "policy":
                 add_adapters(module.model, self.config.lora)
         return module if learns(self.config, self.role) else module.requires_grad_(False)
 
     def _write(self, folder: str, merge: bool) -> dict[str, Tensor]:
         dtype = self.config.model.dtype
-        weights = whole_on_host(self.module, self.rank, dtype, merge)
+        weights = fsdp.whole_on_host(self.module, self.rank, dtype, merge)
         if self.rank == 0:
-            write_model(self.module, weights, folder, self._model_dir, dtype)
+            fsdp.write_model(self.module, weights, folder, self._model_dir, dtype)
         return weights
 
     def _optimizer_step(
@@ -278,10 +256,10 @@ class LearnerWorker:
         phase: str,
         step: RankBatch,
         batches: Sequence[MicroBatch],
-        contribute: MicroBatchLoss,
+        contribute: measures.MicroBatchLoss,
         lr: float | None = None,
         lr_scale: float = 1.0,
-    ) -> OptimizerStep:
+    ) -> measures.OptimizerStep:
         """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite.
 
         `lr` None is the role's own rate after its warm-up, times `lr_scale`.
@@ -303,11 +281,11 @@ class LearnerWorker:
             (loss * self._dims.fsdp.size()).backward()
             measured.append(numbers)
         norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
-        sums, maxima, grad_norm = reduced(measured, norm, self._dims.data_group)
+        sums, maxima, grad_norm = measures.reduced(measured, norm, self._dims.data_group)
         # All ranks see the same numbers, so all step or none does.
         applied = math.isfinite(sums["loss"]) and math.isfinite(grad_norm)
         if applied:
             set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)
+        return measures.OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)

@@ -230,7 +230,10 @@ def checksum(tensor: torch.Tensor) -> int:
     The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd and another, so that a
     change of one word changes the sum, and so do words that change places.
     """
-    words = _words(tensor.detach())
+    bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
+        bytes_B = torch.nn.functional.pad(bytes_B, (0, -bytes_B.numel() % 4))
+    words = bytes_B.view(torch.int32)
     size = _GPU_BLOCK if words.is_cuda else _CPU_BLOCK
     factors_W = torch.arange(min(size, words.numel()), device=words.device).mul_(2).add_(1)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -238,13 +241,3 @@ def checksum(tensor: torch.Tensor) -> int:
         block_W = words[start : start + size].to(torch.int64)
         total += (block_W * factors_W[: block_W.numel()]).sum() + block_W.sum() * (2 * start)
     return int(total)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as 32-bit words, without a copy where its length and place allow it."""
-    bytes_B = tensor.contiguous().view(-1).view(torch.uint8)
-    if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
-        padded_B = bytes_B.new_zeros((bytes_B.numel() + 3) // 4 * 4)
-        padded_B[: bytes_B.numel()] = bytes_B
-        bytes_B = padded_B
-    return bytes_B.view(torch.int32)
