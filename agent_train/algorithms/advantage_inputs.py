@@ -4,11 +4,10 @@ Legend: T tokens of all samples of the step, S trajectories, K turns with sample
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,38 +15,48 @@ from torch import Tensor
 from agent_train.algorithms.kl import kl_estimate
 from agent_train.algorithms.losses import segment_sums
 from agent_train.algorithms.turn_rewards import place, turn_segments
-from agent_train.config.schema import AdvantageConfig, AlgorithmConfig
+from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.samples import TrainingSample
-from agentgym.core.trajectory import Group, Trajectory
-
-X = TypeVar("X")
+from agentgym.core.trajectory import Group
 
 
-@dataclass(frozen=True)
 class AdvantageInputs:
-    """The trajectories of a step that take part in advantages. Make one with `advantage_inputs`."""
+    """The trajectories of a step that take part in advantages, by group, and their samples, in the order of the groups.
 
-    algorithm: AlgorithmConfig  # the settings
-    groups: list[list[Trajectory]]  # the trajectories that take part, by group
-    # the samples of the first trajectory of the first group, then those of the next one, and so on
-    samples: list[TrainingSample]
-    # of remax, the reward of each task's greedy episode by the task's id; None where it failed
-    greedy: Mapping[str, float | None] = field(default_factory=dict)
-    teacher_coef: float = 1.0  # of distill, the weight of a nat of difference
-    kl_coef: float = 0.0  # the present coefficient of the KL; read where `algorithm.kl.place` is reward
+    Trajectories without samples take no part; the samples of one are in the order of its turns. `greedy` is, for remax,
+    the reward of each task's greedy episode by the task's id, None where it failed; `teacher_coef`, for distill, the
+    weight of a nat of difference; `kl_coef` the present coefficient of the KL, read where `algorithm.kl.place` is
+    reward.
+    """
 
-    @property
-    def settings(self) -> AdvantageConfig:
-        return self.algorithm.advantage
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        groups: Sequence[Group],
+        samples: Sequence[TrainingSample],
+        greedy: Mapping[str, float | None] | None = None,
+        teacher_coef: float = 1.0,
+        kl_coef: float = 0.0,
+    ):
+        of_trajectory: dict[str, list[TrainingSample]] = {}
+        for sample in samples:
+            if len(sample.rewards) != len(sample.turn_ends):
+                raise ValueError(
+                    f"sample {sample.id!r}: {len(sample.turn_ends)} turns and {len(sample.rewards)} rewards"
+                )
+            of_trajectory.setdefault(sample.trajectory, []).append(sample)
+        self.algorithm, self.settings = algorithm, algorithm.advantage
+        self.groups = [[t for t in group.trajectories if t.id in of_trajectory] for group in groups]
+        self.trajectories = list(chain.from_iterable(self.groups))
+        self.samples = [sample for t in self.trajectories for sample in of_trajectory.pop(t.id)]
+        if of_trajectory:
+            raise ValueError(f"samples of {sorted(of_trajectory)[0]!r}, which takes no part in this step")
+        self.greedy, self.teacher_coef, self.kl_coef = greedy or {}, teacher_coef, kl_coef
 
     @property
     def std(self) -> str:
         """The deviation of formulas with a single one: "sample", "population" or "none"."""
         return "none" if self.settings.std_level == "none" else self.settings.std
-
-    @cached_property
-    def trajectories(self) -> list[Trajectory]:
-        return list(chain.from_iterable(self.groups))
 
     @cached_property
     def turn_rewards(self) -> list[list[list[float]]]:
@@ -57,10 +66,8 @@ class AdvantageInputs:
             kl_K = segment_sums(self._kl_T, self.mask_T, self.turn_T, len(rewards_K))
             rewards_K = rewards_K.float() - self.kl_coef * kl_K
         rest = iter(rewards_K.tolist())
-        turns = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
-        for sample in self.samples:
-            turns[sample.trajectory] += len(sample.rewards)
-        return self.grouped([[next(rest) for _ in range(turns[t.id])] for t in self.trajectories])
+        turns = Counter(sample.trajectory for sample in self.samples for _ in sample.rewards)
+        return [[[next(rest) for _ in range(turns[t.id])] for t in group] for group in self.groups]
 
     @property
     def rewards(self) -> list[list[float]]:
@@ -68,16 +75,16 @@ class AdvantageInputs:
 
     @cached_property
     def rewards_T(self) -> Tensor:
-        """The reward of each turn on its last sampled token, less the KL of each token where the reward includes it."""
+        """The reward of each turn on its last sampled token, with the KL as in `turn_rewards`."""
         rewards_T = place(self._rewards_K, self.mask_T, self.turn_T)
         return rewards_T if self._kl_T is None else rewards_T - self.kl_coef * self._kl_T
 
     @property
     def lengths(self) -> list[list[int]]:
-        lengths = dict.fromkeys((trajectory.id for trajectory in self.trajectories), 0)
+        lengths: Counter[str] = Counter()
         for sample in self.samples:
             lengths[sample.trajectory] += sample.sampled
-        return self.grouped(list(lengths.values()))
+        return [[lengths[trajectory.id] for trajectory in group] for group in self.groups]
 
     @property
     def in_loss(self) -> list[list[bool]]:
@@ -110,17 +117,13 @@ class AdvantageInputs:
 
     def tokens(self, name: str) -> Tensor:
         """One of the lists of every sample, such as "values", on all tokens; fp64."""
-        for sample in self.samples:
-            if len(getattr(sample, name)) != len(sample.ids):
+        lists = [getattr(sample, name) for sample in self.samples]
+        for sample, own in zip(self.samples, lists, strict=True):
+            if len(own) != len(sample.ids):
                 raise ValueError(
-                    f"advantage {self.settings.name!r}: sample {sample.id!r} has {len(sample.ids)} tokens, "
-                    f"but {len(getattr(sample, name))} {name}"
+                    f"advantage {self.settings.name!r}: sample {sample.id!r} has {len(sample.ids)} tokens, but {len(own)} {name}"
                 )
-        return torch.tensor([x for sample in self.samples for x in getattr(sample, name)], dtype=torch.float64)
-
-    def grouped(self, values: Sequence[X]) -> list[list[X]]:
-        rest = iter(values)
-        return [[next(rest) for _ in group] for group in self.groups]
+        return torch.tensor(list(chain.from_iterable(lists)), dtype=torch.float64)
 
     def on_tokens(self, values: Sequence[Sequence[float]]) -> Tensor:
         """A number for each trajectory, by group, on all of its sampled tokens; fp64."""
@@ -128,8 +131,7 @@ class AdvantageInputs:
 
     def on_turns(self, values: Sequence[Sequence[Sequence[float]]]) -> Tensor:
         """Numbers for the turns of each trajectory, by group, on the sampled tokens of each turn; fp64."""
-        turns = chain.from_iterable(values)
-        return self._spread(list(chain.from_iterable(turns)), self.turn_T)
+        return self._spread([own for group in values for turns in group for own in turns], self.turn_T)
 
     def by_sample(self, values_T: Tensor) -> dict[str, list[float]]:
         """The numbers of all tokens as a list for each sample, by its id."""
@@ -149,24 +151,3 @@ class AdvantageInputs:
 
     def _spread(self, values: Sequence[float], index_T: Tensor) -> Tensor:
         return torch.where(self.mask_T, torch.tensor(values, dtype=torch.float64)[index_T], 0.0)
-
-
-def advantage_inputs(
-    algorithm: AlgorithmConfig,
-    groups: Sequence[Group],
-    samples: Sequence[TrainingSample],
-    greedy: Mapping[str, float | None] | None = None,
-    teacher_coef: float = 1.0,
-    kl_coef: float = 0.0,
-) -> AdvantageInputs:
-    """Order the samples of a step by group and trajectory. Those of a trajectory must be in the order of its turns."""
-    of_trajectory: dict[str, list[TrainingSample]] = {}
-    for sample in samples:
-        if len(sample.rewards) != len(sample.turn_ends):
-            raise ValueError(f"sample {sample.id!r}: {len(sample.turn_ends)} turns and {len(sample.rewards)} rewards")
-        of_trajectory.setdefault(sample.trajectory, []).append(sample)
-    parts = [[t for t in group.trajectories if t.id in of_trajectory] for group in groups]
-    ordered = [sample for part in parts for t in part for sample in of_trajectory.pop(t.id)]
-    if of_trajectory:
-        raise ValueError(f"samples of {sorted(of_trajectory)[0]!r}, which takes no part in this step")
-    return AdvantageInputs(algorithm, parts, ordered, greedy or {}, teacher_coef, kl_coef)

@@ -1,8 +1,7 @@
 """Advantages: from the rewards of a group to one number per trajectory. Pure Python; a group has a handful of trajectories.
 
-A reward of None marks a trajectory that takes no part, because it failed or sampled nothing: it is in no baseline and
-gets 0.0. A group of one and a group whose rewards do not differ get exactly 0.0. A reward that is not finite raises
-ValueError.
+A reward of None marks a trajectory that takes no part: it is in no baseline and gets 0.0. A group of one and a group
+whose rewards do not differ get exactly 0.0. A reward that is not finite raises ValueError.
 """
 
 import math
@@ -10,20 +9,13 @@ from collections.abc import Sequence
 
 Rewards = Sequence[float | None]
 
-STDS = ("sample", "population", "none")
-LEVELS = ("group", "batch", "none")
 # fp32 keeps 7 digits; a spread below this share of the rewards' size is rounding, not a difference.
 RELATIVE_SPREAD = 1e-6
 
 
 def group_advantages(rewards: Rewards, std: str = "sample", eps: float = 1e-6) -> list[float]:
     """`(r - mean) / (std + eps)` of one group: GRPO (arXiv 2402.03300); with `std` "none" Dr. GRPO (arXiv 2503.20783)."""
-    _one_of("std", std, STDS)
-    known = known_rewards(rewards)
-    if not has_spread(known):
-        return [0.0] * len(rewards)
-    mean, scale = _mean(known), _scale(known, std, eps)
-    return [0.0 if r is None else (r - mean) / scale for r in rewards]
+    return level_advantages([rewards], "group", "none" if std == "none" else "group", std, eps)[0]
 
 
 def level_advantages(
@@ -37,25 +29,21 @@ def level_advantages(
 
     Group and batch is LitePPO (arXiv 2508.08221), group and group is GRPO (arXiv 2402.03300), group and none is Dr.
     GRPO (arXiv 2503.20783). The standard deviation of the batch is taken around the batch's mean as in ROLL (AReaL
-    takes it around the groups' means), each trajectory counting once. Where a level in use has rewards that do not
-    differ, the advantage is 0.0.
+    takes it around the groups' means), each trajectory counting once; `std` is "sample" (n - 1) or "population" (n).
+    Where a level in use has rewards that do not differ, the advantage is 0.0.
     """
-    _one_of("mean_level", mean_level, LEVELS)
-    _one_of("std_level", std_level, LEVELS)
-    _one_of("std", std, STDS[:2])
     levels = {mean_level, std_level}
     batch = known_rewards([reward for group in groups for reward in group])
-    if "batch" in levels and not has_spread(batch):
-        return [[0.0] * len(group) for group in groups]
+    flat_batch = "batch" in levels and not has_spread(batch)
     advantages = []
     for group in groups:
         known = known_rewards(group)
-        if not known or ("group" in levels and not has_spread(known)):
+        if flat_batch or not known or ("group" in levels and not has_spread(known)):
             advantages.append([0.0] * len(group))
             continue
-        population = {"group": known, "batch": batch}
-        mean = _mean(population[mean_level]) if mean_level != "none" else 0.0
-        scale = _scale(population[std_level], std, eps) if std_level != "none" else 1.0
+        of_level = {"group": known, "batch": batch}
+        mean = mean_of(of_level[mean_level]) if mean_level != "none" else 0.0
+        scale = _deviation(of_level[std_level], std) + eps if std_level != "none" else 1.0
         advantages.append([0.0 if r is None else (r - mean) / scale for r in group])
     return advantages
 
@@ -65,7 +53,7 @@ def rloo_advantages(rewards: Rewards) -> list[float]:
     known = known_rewards(rewards)
     if not has_spread(known):
         return [0.0] * len(rewards)
-    mean, factor = _mean(known), len(known) / (len(known) - 1)
+    mean, factor = mean_of(known), len(known) / (len(known) - 1)
     return [0.0 if r is None else factor * (r - mean) for r in rewards]
 
 
@@ -73,8 +61,6 @@ def opo_advantages(rewards: Rewards, lengths: Sequence[int]) -> list[float]:
     """OPO (arXiv 2505.23585): the reward less the group's mean weighted by sampled tokens, `r - sum(len * r) / sum(len)`."""
     known = known_rewards(rewards)
     weights = [n for r, n in zip(rewards, lengths, strict=True) if r is not None]
-    if any(n < 0 for n in weights):
-        raise ValueError(f"lengths are counts of sampled tokens, not {list(lengths)}")
     if not has_spread(known) or not sum(weights):
         return [0.0] * len(rewards)
     baseline = math.fsum(r * n for r, n in zip(known, weights, strict=True)) / sum(weights)
@@ -88,7 +74,7 @@ def maxrl_advantages(rewards: Rewards) -> list[float]:
         raise ValueError(f"MaxRL divides by the mean reward and needs rewards of at least 0, not {list(rewards)}")
     if not has_spread(known):
         return [0.0] * len(rewards)
-    mean = _mean(known)
+    mean = mean_of(known)
     return [0.0 if r is None else (r - mean) / mean for r in rewards]
 
 
@@ -116,18 +102,18 @@ def has_spread(rewards: Rewards) -> bool:
     return len(known) > 1 and max(known) - min(known) > RELATIVE_SPREAD * max(map(abs, known))
 
 
-def _mean(known: Sequence[float]) -> float:
-    return math.fsum(known) / len(known)
+def reward_spread(rewards: Rewards) -> float:
+    """The population standard deviation of a group's rewards; 0.0 where they do not differ."""
+    known = [float(reward) for reward in rewards if reward is not None]
+    return _deviation(known, "population") if has_spread(known) else 0.0
 
 
-def _scale(known: Sequence[float], std: str, eps: float) -> float:
-    if std == "none":
-        return 1.0
-    mean = _mean(known)
+def mean_of(values: Sequence[float]) -> float:
+    """0.0 where there are none."""
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _deviation(known: Sequence[float], std: str) -> float:
+    mean = mean_of(known)
     squares = math.fsum((r - mean) ** 2 for r in known)
-    return math.sqrt(squares / (len(known) - (std == "sample"))) + eps
-
-
-def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return math.sqrt(squares / (len(known) - (std == "sample")))

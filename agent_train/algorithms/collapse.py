@@ -3,12 +3,11 @@
 RAGEN (arXiv 2504.20073) calls it the echo trap: reward spread and entropy fall before the reward does. Pure Python.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.filters import reward_spread
+from agent_train.algorithms.advantages import mean_of, reward_spread
 from agentgym.core.trajectory import Group, Trajectory
 
 
@@ -29,21 +28,25 @@ class Health:
 
 def health(groups: Sequence[Group], entropy: float, n: int = 4) -> Health | None:
     """The diagnostics of a step with n-grams of `n` tokens; None where every trajectory failed."""
+
+    def sampled_ids(trajectory: Trajectory) -> tuple[int, ...]:
+        return tuple(token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids)
+
     played = [[t for t in group.trajectories if not t.failed] for group in groups]
-    ids = [[_sampled_ids(t) for t in group] for group in played]
+    ids = [[sampled_ids(t) for t in group] for group in played]
     flat = [own for group in ids for own in group]
     if not flat:
         return None
     spreads = [reward_spread([t.reward for t in group]) for group in played if len(group) > 1]
     return Health(
-        reward_spread=_mean(spreads),
-        flat_groups=_mean([spread == 0 for spread in spreads]),
+        reward_spread=mean_of(spreads),
+        flat_groups=mean_of([spread == 0 for spread in spreads]),
         entropy=entropy,
-        repetition=_mean([repetition(own, n) for own in flat]),
+        repetition=mean_of([repetition(own, n) for own in flat]),
         same=sum(len(group) - len(set(group)) for group in ids) / len(flat),
-        length=_mean([len(own) for own in flat]),
+        length=mean_of([len(own) for own in flat]),
         length_max=max(map(len, flat)),
-        truncated=_mean([t.end != "terminated" for group in played for t in group]),
+        truncated=mean_of([t.end != "terminated" for group in played for t in group]),
     )
 
 
@@ -51,11 +54,3 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
     """Share of the n-grams that stood before in the same sequence; 0.0 where there are none."""
     grams = Counter(zip(*(ids[start:] for start in range(n)), strict=False))
     return (grams.total() - len(grams)) / grams.total() if grams else 0.0
-
-
-def _sampled_ids(trajectory: Trajectory) -> tuple[int, ...]:
-    return tuple(token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

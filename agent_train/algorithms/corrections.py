@@ -1,13 +1,11 @@
 """Corrections for data that another policy sampled.
 
 p is trained, o is the proximal policy (the trainer's, at the start of the step), b is the behaviour policy (the
-engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap, which `gap_of`
-decides on once, so that nothing is weighted twice. The weights of a correction are constants. They multiply the policy
-term of the loss per token, after its clip; never the KL, the entropy or the reduction weights: what a mask drops stays
-in the denominator.
+engine's, maybe of an older version). The loss's ratio covers p / o; what is left, o / b, is the gap. A correction
+multiplies the policy term per token, after its clip; never the KL, the entropy or the reduction weights: what a mask
+drops stays in the denominator.
 
-Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats; `segment_T` numbers
-the samples.
+Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities in nats.
 """
 
 from dataclasses import dataclass
@@ -19,9 +17,6 @@ from torch import Tensor
 from agent_train.algorithms.losses import MAX_LOG_RATIO, keep, segment_means, segment_sums
 from agent_train.config.extensions import corrections
 
-PROXIMAL = ("recomputed", "interpolated", "behaviour")
-LEVELS = ("token", "sequence", "geometric")
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -30,51 +25,31 @@ class Gap:
     log_weight_T: Tensor | None
 
 
-def gap_of(
-    proximal: str,
-    logprobs_T: Tensor,
-    behaviour_T: Tensor,
-    mask_T: Tensor,
-    recomputed_T: Tensor | None = None,
-    share_T: Tensor | None = None,
-) -> Gap:
-    """The denominator of the loss's ratio, and the gap that it leaves.
+def gap_of(behaviour_T: Tensor, mask_T: Tensor, old_T: Tensor | None = None) -> Gap:
+    """The gap between b and o, whose log-probabilities are `old_T`: the decoupled objective (arXiv 2110.00641, 2505.24298).
 
-    Args:
-        proximal: "recomputed": o is `recomputed_T`, the decoupled objective (arXiv 2110.00641, 2505.24298).
-            "interpolated": o lies between b and p at `share_T` (see `proximal_share`), without a pass of its own (AReaL).
-            "behaviour": the ratio divides by b; it covers everything, so nothing is left to correct.
-        recomputed_T: of the trainer at the start of the step; `logprobs_T.detach()` where there is one update per step.
+    With None the ratio divides by b: it covers everything, so nothing is left to correct.
     """
-    if proximal not in PROXIMAL:
-        raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")
-    given = {"recomputed": recomputed_T is not None, "interpolated": share_T is not None}
-    if any(is_given != (name == proximal) for name, is_given in given.items()):
-        raise ValueError(f"proximal {proximal!r}: 'recomputed' takes recomputed_T alone, 'interpolated' share_T alone")
     behaviour_T = keep(behaviour_T, mask_T).float().detach()
-    if recomputed_T is not None:
-        old_T = keep(recomputed_T, mask_T).float().detach()
-    elif share_T is not None:
-        now_T = keep(logprobs_T, mask_T).float().detach()
-        old_T = behaviour_T + keep(share_T, mask_T) * (now_T - behaviour_T)
-    else:
+    if old_T is None:
         return Gap(behaviour_T, None)
+    old_T = keep(old_T, mask_T).float().detach()
     return Gap(old_T, old_T - behaviour_T)
 
 
-def proximal_share(behaviour_version_T: Tensor, proximal_version: int, now_version: int) -> Tensor:
-    """The place of the proximal policy between the behaviour policy (0) and the trained one (1), by versions.
+def interpolated(
+    logprobs_T: Tensor, behaviour_T: Tensor, version_T: Tensor, proximal_version: int, now_version: int
+) -> Tensor:
+    """Log-probabilities of a proximal policy between b and p, by versions, in place of a second pass (AReaL, arXiv 2505.24298).
 
-    `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update; 1 where
-    the trained policy has not moved away from the proximal one. AReaL (arXiv 2505.24298) takes this instead of a second
-    pass.
+    It lies at `(v_proximal - v_behaviour) / (v_now - v_behaviour)`, one per token since an episode may cross an update;
+    at p where that has not moved away from the proximal one. `version_T` is of the weights that sampled each token.
     """
-    if proximal_version > now_version:
-        raise ValueError(f"the proximal policy has version {proximal_version}, after the present {now_version}")
     if proximal_version == now_version:
-        return torch.ones(behaviour_version_T.shape, dtype=torch.float32, device=behaviour_version_T.device)
-    born_T = behaviour_version_T.clamp(max=proximal_version).float()
-    return (proximal_version - born_T) / (now_version - born_T)
+        return logprobs_T.detach()
+    born_T = version_T.clamp(max=proximal_version).float()
+    share_T = (proximal_version - born_T) / (now_version - born_T)
+    return behaviour_T + share_T * (logprobs_T.detach() - behaviour_T)
 
 
 @torch.no_grad()
@@ -92,31 +67,25 @@ def correction(
 ) -> Tensor:
     """The factor of each token's policy loss: an importance weight, cut at `cap`, inside a band; 0 outside it. fp32, no gradient.
 
-    Args:
-        level: of the weight: "token" is o / b of the token, "sequence" the product over its sample, "geometric" the geometric
-            mean over its sample; None gives 1.
-        cap: weights above it are cut to it; None cuts nothing.
-        band_level: of the number that must lie in [low, high], else the weight is 0; None drops nothing.
+    The weight of `level` "token" is o / b of the token, of "sequence" the product over its sample, of "geometric" the
+    geometric mean over its sample; of None 1. Where the number of `band_level` does not lie in [low, high], it is 0;
+    None drops nothing.
     """
     if gap.log_weight_T is None:
         raise ValueError(
             "the loss's ratio divides by the behaviour policy already; a correction would weigh the gap twice"
         )
-    if (cap is not None and not cap > 0) or not 0 <= low < high:
-        raise ValueError(f"need a positive cap and 0 <= low < high, not cap {cap}, low {low}, high {high}")
     weights_T = torch.ones_like(gap.log_weight_T)
     if level is not None:
-        weights_T = level_ratios(level, gap.log_weight_T, mask_T, segment_T, n_segments)
+        weights_T = _level_ratios(level, gap.log_weight_T, mask_T, segment_T, n_segments)
         weights_T = weights_T if cap is None else weights_T.clamp(max=cap)
     if band_level is not None:
-        ratio_T = level_ratios(band_level, gap.log_weight_T, mask_T, segment_T, n_segments)
+        ratio_T = _level_ratios(band_level, gap.log_weight_T, mask_T, segment_T, n_segments)
         weights_T = keep(weights_T, (ratio_T >= low) & (ratio_T <= high))
     return keep(weights_T, mask_T)
 
 
-def level_ratios(level: str, log_weight_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {level!r}")
+def _level_ratios(level: str, log_weight_T: Tensor, mask_T: Tensor, segment_T: Tensor, n_segments: int) -> Tensor:
     if level == "sequence":
         log_weight_T = segment_sums(log_weight_T, mask_T, segment_T, n_segments)[segment_T]
     elif level == "geometric":
@@ -142,12 +111,7 @@ geometric_mask = partial(correction, level=None, band_level="geometric")
 
 
 def check_one_weight(proximal: str, name: str | None, loss_divides_by_behaviour: bool) -> None:
-    """Raise ValueError for settings that would weigh one gap twice, or leave half of one out.
-
-    `loss_divides_by_behaviour`: the loss has the ratio p / b inside (DPPO, AIPO, M2PO).
-    """
-    if proximal not in PROXIMAL:
-        raise ValueError(f"proximal must be one of {', '.join(PROXIMAL)}, not {proximal!r}")
+    """Raise ValueError for settings that would weigh one gap twice, or leave half of one out."""
     if name is not None:
         corrections.path(name)
     if loss_divides_by_behaviour and proximal != "behaviour":
@@ -171,7 +135,7 @@ def drifted(
     """Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556): True on the tokens to leave out of the policy loss.
 
     Those with a negative advantage in samples from which the policy has drifted: the mean of `lo - lp` over the sampled
-    tokens is above `delta`, nats. The reduction weights stay as they are.
+    tokens is above `delta`, nats.
     """
     drift_T = keep(old_T, mask_T).float() - keep(logprobs_T, mask_T).float()
     drift_S = segment_means(drift_T, mask_T, segment_T, n_segments)

@@ -1,6 +1,4 @@
-"""The parts that losses are made of, and the critic's loss. Policy losses are in `policy_losses`.
-
-A loss is one value per token; `weighted_sum` adds them up. Weights, and with them every mean, are decided outside.
+"""The parts that losses are made of, and the critic's loss. A loss is one value per token; `weighted_sum` adds them up.
 
 Legend: T tokens of one packed micro-batch, S samples (segments) in it. Log-probabilities are in nats. `old` is the
 proximal policy, at the start of the training step; it is not the engine's (behaviour) policy.
@@ -14,10 +12,10 @@ MAX_LOG_RATIO = 20.0
 
 
 def keep(values_T: Tensor, mask_T: Tensor) -> Tensor:
-    """`values_T` where the mask is True and 0 elsewhere, whatever is there.
+    """`values_T` where the mask is True and 0 elsewhere, whatever is there, NaN too.
 
-    Multiplying by the mask would carry a NaN or an infinity through, and so would the gradient of a `where` applied
-    only after the arithmetic: keep the inputs of a loss, then keep its result.
+    The gradient of a `where` after the arithmetic would carry it through: keep the inputs of a loss, then keep its
+    result.
     """
     return torch.where(mask_T, values_T, torch.zeros((), dtype=values_T.dtype, device=values_T.device))
 
@@ -33,10 +31,7 @@ def log_ratio(logprobs_T: Tensor, old_T: Tensor) -> Tensor:
 
 
 def k3(log_ratio_T: Tensor) -> Tensor:
-    """KL(q || p) per token from samples of q, never negative: `exp(x) - x - 1` of `x = log(p / q)`.
-
-    See http://joschu.net/blog/kl-approx.html. The plain estimate, k1, is `-log_ratio_T`.
-    """
+    """KL(q || p) per token from samples of q, never negative: `exp(x) - x - 1` of `x = log(p / q)`; http://joschu.net/blog/kl-approx.html."""
     x_T = log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(x_T) - x_T
 
@@ -58,34 +53,21 @@ def weighted_sum(loss_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> Tensor:
     return keep(keep(loss_T, mask_T) * weights_T, mask_T).sum()
 
 
-def entropy_bonus(entropy_T: Tensor, mask_T: Tensor, coef: float) -> Tensor:
-    """`-coef * entropy` of each token (arXiv 1602.01783). No correction for stale data multiplies it."""
-    return -coef * keep(single(entropy_T), mask_T)
-
-
 def value_loss(
     values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, mask_T: Tensor, clip: float | None = None
-) -> Tensor:
-    """The critic's loss, `0.5 * max((V - R)^2, (clip(V, V_old +- clip) - R)^2)`; 0 outside the mask.
+) -> tuple[Tensor, Tensor]:
+    """The critic's loss, `0.5 * max((V - R)^2, (clip(V, V_old +- clip) - R)^2)`, 0 outside the mask; and True on clipped values.
 
     The clip is that of PPO's implementation (arXiv 1707.06347; see arXiv 2005.12729): a value gains nothing by moving
-    farther than `clip` from the one at the start of the training step, and still loses by being wrong. None is no
-    limit.
+    farther than `clip` from the one at the start of the training step, and still loses by being wrong. Clipped values
+    left the range towards the return, and have no gradient. None is no limit.
     """
-    values_T = single(keep(values_T, mask_T))
-    returns_T = single(keep(returns_T, mask_T))
-    error_T = (values_T - returns_T).square()
-    if clip is not None:
-        old_values_T = single(keep(old_values_T, mask_T))
-        near_T = old_values_T + (values_T - old_values_T).clamp(-clip, clip)
-        error_T = torch.maximum(error_T, (near_T - returns_T).square())
-    return 0.5 * error_T
-
-
-def value_clip_mask(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, mask_T: Tensor, clip: float) -> Tensor:
-    """True on clipped values: they left the range towards the return, and have no gradient."""
-    moved_T = keep(values_T, mask_T) - keep(old_values_T, mask_T)
-    near_T = keep(old_values_T, mask_T) + moved_T.clamp(-clip, clip)
-    returns_T = keep(returns_T, mask_T)
-    farther_T = (near_T - returns_T).abs() > (keep(values_T, mask_T) - returns_T).abs()
-    return mask_T & farther_T & (moved_T.abs() > clip)
+    values_T, returns_T = single(keep(values_T, mask_T)), single(keep(returns_T, mask_T))
+    error_T = values_T - returns_T
+    if clip is None:
+        return 0.5 * error_T.square(), torch.zeros_like(mask_T)
+    old_values_T = single(keep(old_values_T, mask_T))
+    moved_T = values_T - old_values_T
+    near_error_T = old_values_T + moved_T.clamp(-clip, clip) - returns_T
+    clipped_T = mask_T & (near_error_T.abs() > error_T.abs()) & (moved_T.abs() > clip)
+    return 0.5 * torch.maximum(error_T.square(), near_error_T.square()), clipped_T

@@ -1,8 +1,7 @@
 """A policy loss as the learner holds it: a function, the inputs that it reads, and its settings.
 
-A loss is a function whose parameters are named like the fields of `LossInputs`; any other parameter is a setting, and
-the config fills it: `mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token. It need not
-know of masks.
+Its parameters are named like the fields of `LossInputs`; any other is a setting, which the config fills:
+`mine(logprobs_T, old_T, advantages_T, *, width=0.2)`. It returns one loss per token, and need not know of masks.
 
 Legend: T tokens of one packed micro-batch.
 """
@@ -42,10 +41,7 @@ _KEPT = ("logprobs_T", "advantages_T", "old_T", "behaviour_T", "entropy_T")
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights.
-
-    `reads` are the fields of `LossInputs` that the function is given.
-    """
+    """A loss with its settings. Calling it gives loss_T, fp32, 0 outside the mask, to be summed with weights."""
 
     name: str
     function: Callable[..., Tensor]
@@ -81,11 +77,7 @@ class PolicyLoss:
         return keep(loss_T, inputs.mask_T)
 
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back.
-
-        It is computed from the gradient itself, so it holds for any loss. With a loss that also pulls towards another
-        policy (`kimi`, `dppo`) every token has a gradient.
-        """
+        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back."""
         loss_T = self(inputs)
         (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
         return loss_T, (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
@@ -94,9 +86,8 @@ class PolicyLoss:
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:
     """The loss of this name with these settings, tried on a few tokens.
 
-    Raises:
-        ValueError: no such loss or setting; a setting without a value, or of the wrong kind; the function fails on the few tokens,
-            or gives them another shape, a number that is not finite, or no gradient.
+    Raises ValueError for no such loss or setting, a setting without a value or of the wrong kind, and a function that
+    fails on the few tokens, or gives them another shape, a number that is not finite, or no gradient.
     """
     function = losses.load(name)
     parameters = inspect.signature(function).parameters
@@ -110,22 +101,19 @@ def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyL
     known = {key: p for key, p in parameters.items() if key not in INPUTS}
     chosen = {key: p.default for key, p in known.items() if p.default is not p.empty} | dict(settings or {})
     for key, value in chosen.items():
-        _check_setting(name, key, value, known)
+        if key not in known:
+            raise ValueError(
+                f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        if isinstance(known[key].default, float) and not number:
+            raise ValueError(f"policy loss {name!r}: {key} must be a number, not {value!r}")
     absent = [key for key in known if key not in chosen]
     if absent:
         raise ValueError(f"policy loss {name!r}: no value for {', '.join(absent)}; set it")
     loss = PolicyLoss(name, function, frozenset(parameters) & frozenset(INPUTS), chosen)
     _try(loss)
     return loss
-
-
-def _check_setting(name: str, key: str, value: Any, known: Mapping[str, inspect.Parameter]) -> None:
-    if key not in known:
-        raise ValueError(f"policy loss {name!r} has no setting {key!r}; it has {', '.join(sorted(known)) or 'none'}")
-    default = known[key].default
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(default, float) and not (number and not math.isnan(value)):
-        raise ValueError(f"policy loss {name!r}: {key} must be a number, not {value!r}")
 
 
 def _try(loss: PolicyLoss) -> None:

@@ -1,12 +1,10 @@
 """Policy losses. Each gives one value per token, to be summed with weights.
 
-A loss that reads `behaviour_T` closes the gap to the engine itself, and no correction may be added to it. Losses that
-read `segment_T` have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on each of its
-tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
+Losses that read `segment_T` have one ratio for a whole sequence, a sample of the micro-batch, and write their loss on
+each of its tokens, so that weights of 1 / (sequences * length) give the papers' mean over sequences.
 
 Legend: T tokens of one packed micro-batch, S sequences in it, N sampled tokens of the optimizer step. `old` is the
-proximal policy, `behaviour` the engine's, which sampled. `segment_T` numbers each token's sequence from 0, int64;
-`n_segments` is S, on the host.
+proximal policy, `behaviour` the engine's, which sampled.
 """
 
 import torch
@@ -46,8 +44,7 @@ def cispo(
 ) -> Tensor:
     """`-clip(p / old, 1 - clip_low, 1 + clip_high) * A * log p`, the weight detached (CISPO, arXiv 2506.13585).
 
-    The paper leaves the lower bound off, which is `clip_low` 1. `clip_high` is a distance from 1: "epsilon_high 5",
-    meant as the bound itself, is 4 here.
+    The paper has no lower bound, which is `clip_low` 1. `clip_high` is a distance from 1: an "epsilon_high" of 5 is 4.
     """
     weight_T = log_ratio(logprobs_T, old_T).exp().clamp(1.0 - clip_low, 1.0 + clip_high).detach()
     return -weight_T * advantages_T * single(logprobs_T)
@@ -87,12 +84,6 @@ def kimi(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, *, tau: float 
     return -advantages_T * logprobs_T + 0.5 * tau * (logprobs_T - single(old_T)).square()
 
 
-def dppo_keeps(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, low: float, high: float) -> Tensor:
-    """The mask of `dppo`: tokens whose probability has not moved beyond the range in the advantage's direction."""
-    moved_T = single(logprobs_T).exp() - single(behaviour_T).exp()
-    return ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
-
-
 def dppo(
     logprobs_T: Tensor,
     behaviour_T: Tensor,
@@ -104,10 +95,11 @@ def dppo(
 ) -> Tensor:
     """`-keep * A * p / behaviour + tau * (log p - log behaviour)^2` (DPPO with the binary total variation, arXiv 2602.04879).
 
-    `keep` is `dppo_keeps`: a ratio of 3 matters little at probability 1e-4 and much at 0.3, so `low` and `high` bound
-    the change of the probability. The pull `tau` is on dropped tokens too.
+    `keep` drops tokens whose probability has moved beyond the range in the advantage's direction: a ratio of 3 matters
+    little at probability 1e-4 and much at 0.3. The pull `tau` is on dropped tokens too.
     """
-    keeps_T = dppo_keeps(logprobs_T.detach(), behaviour_T, advantages_T, low, high)
+    moved_T = single(logprobs_T.detach()).exp() - single(behaviour_T).exp()
+    keeps_T = ~(((advantages_T > 0) & (moved_T > high)) | ((advantages_T < 0) & (moved_T < -low)))
     surrogate_T = keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
     return tau * (single(logprobs_T) - single(behaviour_T)).square() - surrogate_T
 
@@ -127,8 +119,7 @@ def m2po_drift(logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor) ->
 def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
     """The smallest drift that `m2po` drops, so that the mean square of those that count and stay is at most `budget`; infinity if all stay.
 
-    `drift_N` is `m2po_drift` of the whole optimizer step over all micro-batches and ranks; drifts of 0 do not count.
-    The budget is 0.04 in arXiv 2510.01161. Tokens with the same drift all stay or none does, whatever their order.
+    `drift_N` is `m2po_drift` of the whole optimizer step, where 0 does not count. Equal drifts all stay or none does.
     """
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
@@ -141,11 +132,10 @@ def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
 def m2po(
     logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, drift_limit: Tensor, *, budget: float = 0.04
 ) -> Tensor:
-    """`-A * p / behaviour` on tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161).
+    """`-A * p / behaviour` on tokens whose `m2po_drift` is below `drift_limit`, 0 on the rest (M2PO, arXiv 2510.01161, Algorithm 1).
 
-    As in Algorithm 1, a token that moved against its advantage keeps the gradient that brings it back, however far it
-    is. `m2po_limit` makes the limit with `budget`, a setting of the loss that is not read here. The dropped tokens stay
-    in the denominator.
+    A token that moved against its advantage keeps the gradient that brings it back. `m2po_limit` makes the limit with
+    `budget`, which is not read here.
     """
     keeps_T = m2po_drift(logprobs_T, behaviour_T, advantages_T) < drift_limit
     return -keep(log_ratio(logprobs_T, behaviour_T).exp() * advantages_T, keeps_T)
@@ -172,7 +162,7 @@ def gspo(
     """PPO's clip on the ratio of the whole sequence, `-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A)` (GSPO, arXiv 2507.18071).
 
     The ranges are the paper's: a mean of many log ratios is much nearer to 0 than one. All tokens of a sequence must
-    have the same advantage; `gspo_token` is for those that differ.
+    have the same advantage.
     """
     ratio_T = sequence_log_ratio(logprobs_T, old_T, mask_T, segment_T, n_segments).exp()
     return _clipped(ratio_T, keep(advantages_T, mask_T), clip_low, clip_high)
@@ -189,10 +179,7 @@ def gspo_token(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Tensor:
-    """GSPO with an advantage for each token (arXiv 2507.18071, section 4.3): the gradient goes through the token alone.
-
-    `s` is detached and multiplied by `p / detach(p)`, which is 1.
-    """
+    """GSPO with an advantage for each token (arXiv 2507.18071, section 4.3): `s` is detached and multiplied by `p / detach(p)`, which is 1."""
     log_s_T = sequence_log_ratio(logprobs_T.detach(), old_T, mask_T, segment_T, n_segments)
     kept_T = single(keep(logprobs_T, mask_T))
     ratio_T = log_s_T.exp() * (kept_T - kept_T.detach()).exp()
@@ -212,8 +199,8 @@ def gmpo(
 ) -> Tensor:
     """The geometric mean over a sequence of clipped ratios, times `-A` (GMPO, arXiv 2507.20673).
 
-    Each token's log ratio is clipped: at `clip_high` from above where A > 0, at `-clip_low` from below
-    elsewhere. The bounds are of the log ratio: 0.4 is the paper's range (e^-0.4, e^0.4).
+    Log ratios are clipped, to the paper's range: at `clip_high` from above where A > 0, at `-clip_low` from below
+    elsewhere.
     """
     advantages_T = keep(advantages_T, mask_T)
     change_T = log_ratio(keep(logprobs_T, mask_T), keep(old_T, mask_T))

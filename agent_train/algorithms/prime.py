@@ -27,8 +27,8 @@ def prime_advantages(
 
     `RLOO(outcome) + sum over s >= t of gamma^(s-t) * (r_s - b)`, where b is the mean over the siblings of their mean
     process reward. Discount and means count sampled tokens only. `outcomes_S` are the rewards of the trajectories,
-    `group_S` their groups, any numbers. A trajectory without siblings gets 0, and each of the two parts is 0 in a group
-    where it does not differ.
+    `group_S` their groups, any numbers. A trajectory without siblings gets 0, as does each part in a group where it
+    does not differ.
     """
     _, group_S = group_S.unique(return_inverse=True)
     index_M = mask_T.nonzero()[:, 0]
@@ -52,10 +52,7 @@ def prime_advantages(
 
 
 def outcome_loss(process_T: Tensor, mask_T: Tensor, segment_T: Tensor, outcomes_S: Tensor) -> Tensor:
-    """loss_S, fp32: cross-entropy of `sigmoid(sum of a trajectory's process rewards)` and its outcome, from 0 (wrong) to 1 (right).
-
-    0 for a trajectory without sampled tokens.
-    """
+    """loss_S, fp32: cross-entropy of `sigmoid(sum of the process rewards)` and the outcome, from 0 (wrong) to 1 (right); 0 without tokens."""
     process_T = process_T.float()
     logits_S = segment_sums(process_T, mask_T, segment_T, len(outcomes_S))
     counted_S = segment_sums(torch.ones_like(process_T), mask_T, segment_T, len(outcomes_S)) > 0

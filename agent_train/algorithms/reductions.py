@@ -1,8 +1,7 @@
 """Reductions: what each sampled token weighs in the loss, so that a loss is a plain weighted sum.
 
-The weights are made once for all samples of an optimizer step, before they are dealt to ranks and micro-batches, so any
-split gives the same loss and gradient. Samples of one trajectory share its weight. A sample without sampled tokens
-weighs nothing.
+The weights are made once for all samples of an optimizer step, before they are dealt, so any split gives the same loss
+and gradient. Samples of one trajectory share its weight.
 
 Legend: N samples of the whole optimizer step, over all ranks and micro-batches.
 """
@@ -16,23 +15,11 @@ from torch import Tensor
 def sample_weights(
     mode: str, tokens_N: Tensor, trajectory_N: Tensor, prompt_N: Tensor, max_length: float | None = None
 ) -> Tensor:
-    """weights_N, fp32: the loss weight of every sampled token of each sample, by the mode, one of `MODES`.
+    """weights_N, fp32: the loss weight of every sampled token of each sample, by the mode, one of `MODES`; 0 without a sampled token.
 
     `tokens_N` counts the sampled tokens that take part in the loss; `trajectory_N` and `prompt_N` (group) are any
-    integers. `max_length`, of "constant" only, is the constant length that a trajectory's sum is divided by.
+    integers. `max_length`, of "constant" only, divides a trajectory's sum.
     """
-    if mode not in MODES:
-        raise ValueError(f"reduction must be one of {', '.join(MODES)}, not {mode!r}")
-    if not len(tokens_N) == len(trajectory_N) == len(prompt_N):
-        raise ValueError(
-            f"{len(tokens_N)} counts, {len(trajectory_N)} trajectories and {len(prompt_N)} prompts of samples"
-        )
-    if (mode == "constant") != (max_length is not None):
-        raise ValueError(f"reduction {mode!r} with max_length {max_length}: 'constant' needs it and no other takes it")
-    if max_length is not None and not max_length > 0:
-        raise ValueError(f"max_length must be positive, not {max_length}")
-    if (tokens_N < 0).any() or not (tokens_N > 0).any():
-        raise ValueError(f"nothing to reduce: {len(tokens_N)} samples without a sampled token, or a negative count")
     live_N = tokens_N > 0
     weights_N = torch.zeros(len(tokens_N), dtype=torch.float64, device=tokens_N.device)
     weights_N[live_N] = MODES[mode](tokens_N[live_N].double(), trajectory_N[live_N], prompt_N[live_N])

@@ -1,7 +1,7 @@
 """Returns and generalised advantage estimation over sampled tokens, and whitening over a whole training step.
 
 Sampled tokens are selected first and the results are put back, so an observation between two turns neither discounts
-nor interrupts anything, and whatever stands at an unsampled token (NaN too) is never read. Results are 0 there.
+nor interrupts anything, and whatever stands at an unsampled token is never read. Results are 0 there.
 
 Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a
 token is; the tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is
@@ -20,8 +20,7 @@ from agent_train.algorithms.advantages import RELATIVE_SPREAD, group_advantages
 def return_to_go(rewards_T: Tensor, mask_T: Tensor, segment_T: Tensor, gamma: float = 1.0) -> Tensor:
     """returns_T, fp32: `G_t = r_t + gamma * G(next sampled token)` to the end of the segment."""
     index_M = mask_T.nonzero()[:, 0]
-    rewards_M = rewards_T[index_M].float()
-    returns_M = decayed_sum(rewards_M, gamma * goes_on(segment_T[index_M]))
+    returns_M = decayed_sum(rewards_T[index_M].float(), gamma * goes_on(segment_T[index_M]))
     return put_back(returns_M, index_M, len(mask_T))
 
 
@@ -40,10 +39,9 @@ def gae(
     `lam` may be lam_T.
     """
     index_M = mask_T.nonzero()[:, 0]
+    given = (rewards_T[index_M].float(), values_T[index_M].float(), goes_on(segment_T[index_M]))
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
-    rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
-    advantages_M = _gae(rewards_M, values_M, goes_on(segment_T[index_M]), gamma, lam_M)
-    return put_back(advantages_M, index_M, len(mask_T)).detach()
+    return put_back(_gae(*given, gamma, lam_M), index_M, len(mask_T)).detach()
 
 
 def bilevel_gae(
@@ -63,10 +61,6 @@ def bilevel_gae(
     turn_gamma * turn_lam * B_k+1`. Then GAE inside each turn, where the reward at its end is `B_k + V(e_k)` and nothing
     follows. `turn_T` (see `turn_rewards.turn_segments`) tells turns apart, not rewards: a turn of reward 0 is a turn.
     """
-    if turn_lam is None:
-        if isinstance(lam, Tensor):
-            raise ValueError("bi-level GAE with a lambda for each token needs turn_lam, the one over turns")
-        turn_lam = lam
     index_M = mask_T.nonzero()[:, 0]
     segment_M = segment_T[index_M]
     rewards_M, values_M = rewards_T[index_M].float(), values_T[index_M].float()
@@ -74,21 +68,17 @@ def bilevel_gae(
 
     ends_K = (in_turn_M == 0).nonzero()[:, 0]
     values_K = values_M[ends_K]
-    advantages_K = _gae(rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, turn_lam)
+    advantages_K = _gae(
+        rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, lam if turn_lam is None else turn_lam
+    )
     rewards_M = rewards_M.index_copy(0, ends_K, advantages_K + values_K)
 
     lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
-    advantages_M = _gae(rewards_M, values_M, in_turn_M, gamma, lam_M)
-    return put_back(advantages_M, index_M, len(mask_T)).detach()
+    return put_back(_gae(rewards_M, values_M, in_turn_M, gamma, lam_M), index_M, len(mask_T)).detach()
 
 
 def adaptive_lambda(mask_T: Tensor, segment_T: Tensor, alpha: float = 0.05) -> Tensor:
-    """lam_T, fp32: the length-adaptive lambda of VAPO (arXiv 2504.05118), `1 - 1 / (alpha * length)`, at least 0.
-
-    The length of a segment is the number of its sampled tokens.
-    """
-    if not alpha > 0:
-        raise ValueError(f"alpha of the length-adaptive lambda must be positive, not {alpha}")
+    """lam_T, fp32: VAPO's length-adaptive lambda (arXiv 2504.05118), `1 - 1 / (alpha * sampled tokens of the segment)`, at least 0."""
     _, index_T = segment_T.unique_consecutive(return_inverse=True)
     lengths_S = torch.zeros(len(segment_T), device=mask_T.device).index_add(0, index_T, mask_T.float())
     return (1.0 - 1.0 / (alpha * lengths_S.clamp(min=1.0))).clamp(min=0.0)[index_T]
@@ -103,11 +93,8 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Tensor:
 def whiten(values_T: Tensor, mask_T: Tensor, totals: Tensor, std: str = "sample", eps: float = 1e-6) -> Tensor:
     """whitened_T, fp32: `(x - mean) / (std + eps)` over every sampled token of the training step, each counting once (arXiv 2501.03262).
 
-    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 where the values do
-    not differ.
+    `totals` are `moments` of the whole step; `std` is "sample" (n-1) or "population" (n). All is 0 without spread.
     """
-    if std not in ("sample", "population"):
-        raise ValueError(f"std must be sample or population, not {std!r}")
     index_M = mask_T.nonzero()[:, 0]
     count, total, squares = totals.double().unbind()
     mean = total / count.clamp(min=1.0)
@@ -131,8 +118,7 @@ def reinforce_pp_baseline(
     """REINFORCE++-baseline (arXiv 2501.03262): the reward less its group's mean, whitened over all sampled tokens.
 
     A reward of None and a trajectory of length 0 take no part. A group of one or without spread gets exactly 0 and is
-    not counted in the whitening. Trajectories that are not `trained` are in their group's mean, not in the whitening,
-    and get 0.
+    not counted in the whitening; nor are trajectories that are not `trained`, which are in their group's mean.
     """
     played = [
         [reward if length else None for reward, length in zip(group, sizes, strict=True)]
@@ -154,10 +140,7 @@ def reinforce_pp_baseline(
 
 
 def decayed_sum(values_M: Tensor, decay_M: Tensor) -> Tensor:
-    """`y[m] = values[m] + decay[m] * y[m + 1]`, from the right, in log2(M) steps; the decay of the last one does nothing.
-
-    Step k adds what lies 2^k to the right, times the product of the decays on the way.
-    """
+    """`y[m] = values[m] + decay[m] * y[m + 1]`, from the right, in log2(M) steps; the decay of the last one does nothing."""
     sums_M, factor_M, reach = values_M, decay_M.to(values_M.dtype), 1
     while reach < len(values_M):
         sums_M = sums_M + factor_M * pad(sums_M[reach:], (0, reach))

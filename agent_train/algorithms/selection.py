@@ -3,16 +3,19 @@
 Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that
 advantages are computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled
 tokens, never what a tool wrote.
+
+A filter is a function `(rewards, share)`: the rewards of each group's episodes, with None for an episode that takes no
+part, and `algorithm.filter.share`. It returns the indices of the groups to keep, ascending.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_train.algorithms.advantages import has_spread
+from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, reward_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
-from agent_train.config.schema import AlgorithmConfig, FilterConfig, OverlongConfig
+from agent_train.config.schema import AlgorithmConfig, OverlongConfig
 from agentgym.core.trajectory import Group, Trajectory
 
 
@@ -36,7 +39,7 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
     """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
     It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing,
-    at most `wanted`, and within the bound of `algorithm.filter.rounds` rollouts of `wanted` groups.
+    at most `wanted`, and within `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
     most = algorithm.filter.rounds * wanted
     kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
@@ -52,13 +55,15 @@ def choose(
 ) -> tuple[list[Group], SelectionMetrics]:
     """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out.
 
-    With dynamic sampling, groups beyond `wanted` are dropped. `rounds` is the number of rollouts.
+    With dynamic sampling, groups beyond `wanted` are dropped.
     """
-    kept = kept_groups(played, algorithm.filter, algorithm.overlong)
-    short = 0
-    if algorithm.filter.rounds > 1:
+    chosen, overlong, short = algorithm.filter, algorithm.overlong, 0
+    kept = list(filters.load(chosen.name)([_rewards(group, overlong) for group in played], chosen.share))
+    if kept != sorted(set(kept)) or not all(0 <= index < len(played) for index in kept):
+        raise ValueError(f"filter {chosen.name!r} returns {kept}, not ascending indices of {len(played)} groups")
+    if chosen.rounds > 1:
         kept, short = kept[:wanted], max(wanted - len(kept), 0)
-    groups, overlong = [played[index] for index in kept], algorithm.overlong
+    groups = [played[index] for index in kept]
     in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
     trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
     everyone = [t for group in played for t in group.trajectories if _took_part(t)]
@@ -68,29 +73,21 @@ def choose(
         groups=len(played),
         dropped_groups=len(played) - len(groups),
         episodes=len(trained),
-        length=_mean([t.sampled_tokens for t in in_kept if t.id in trained]),
+        length=mean_of([t.sampled_tokens for t in in_kept if t.id in trained]),
         dropped=len(left),
-        dropped_length=_mean(left),
+        dropped_length=mean_of(left),
         masked=len(in_kept) - len(trained),
         short=short,
-        penalty=_mean([penalty(t, overlong) for t in in_kept]),
+        penalty=mean_of([penalty(t, overlong) for t in in_kept]),
     )
     return groups, metrics
-
-
-def kept_groups(groups: Sequence[Group], settings: FilterConfig, overlong: OverlongConfig) -> list[int]:
-    """Indices of the groups that the filter keeps, ascending."""
-    kept = list(filters.load(settings.name)([_rewards(group, overlong) for group in groups], settings.share))
-    if kept != sorted(set(kept)) or not all(0 <= index < len(groups) for index in kept):
-        raise ValueError(f"filter {settings.name!r} returns {kept}, not ascending indices of {len(groups)} groups")
-    return kept
 
 
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
     """The trajectories of a group that take part in advantages, and whether each is in the loss.
 
-    A trajectory that failed or sampled nothing takes no part. With `overlong.mask` a truncated one is not in the loss,
-    since its quality is unknown; `overlong.baseline` says whether it takes part.
+    With `overlong.mask` a truncated one is not, since its quality is unknown; `overlong.baseline` says whether it takes
+    part.
     """
     parts = zip(group.trajectories, _rewards(group, overlong), strict=True)
     return [(t, not (overlong.mask and is_truncated(t))) for t, reward in parts if reward is not None]
@@ -105,10 +102,7 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 
 def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
-    """Overlong shaping's addition to an episode's reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`.
-
-    Without a buffer it is `-factor` beyond `length`.
-    """
+    """Overlong shaping's addition to a reward: 0 up to `length - buffer` sampled tokens, then linear to `-factor` at `length`."""
     if overlong.length is None:
         return 0.0
     over = trajectory.sampled_tokens - (overlong.length - overlong.buffer)
@@ -128,6 +122,41 @@ def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[flo
     return rewards
 
 
+def all_groups(rewards: Sequence[Rewards], share: float) -> list[int]:
+    return list(range(len(rewards)))
+
+
+def with_spread(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """Keep the groups whose rewards differ: the others teach nothing (DAPO, arXiv 2503.14476)."""
+    return [index for index, group in enumerate(rewards) if has_spread(group)]
+
+
+def uncertain(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
+
+    Groups without spread are kept too where the share asks for them: a critic learns from them.
+    """
+    spreads = [reward_spread(group) for group in rewards]
+    # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.
+    return sorted(_widest_first(spreads)[: math.ceil(share * len(rewards) - 1e-9)])
+
+
+def nucleus(rewards: Sequence[Rewards], share: float) -> list[int]:
+    """RAGEN's nucleus filter: the fewest groups, widest first, that hold `share` of the step's whole reward spread, none without spread."""
+    spreads = [reward_spread(group) for group in rewards]
+    goal = share * math.fsum(spreads) * (1 - 1e-9)
+    kept: list[int] = []
+    for index in _widest_first(spreads):
+        if not spreads[index] or (kept and math.fsum(spreads[i] for i in kept) >= goal):
+            break
+        kept.append(index)
+    return sorted(kept)
+
+
+def _widest_first(spreads: Sequence[float]) -> list[int]:
+    return sorted(range(len(spreads)), key=lambda index: -spreads[index])
+
+
 def _took_part(trajectory: Trajectory) -> bool:
     return not trajectory.failed and trajectory.sampled_tokens > 0
 
@@ -136,7 +165,3 @@ def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:
     """As the environment gave them; None for those that are in no baseline."""
     out = overlong.mask and not overlong.baseline
     return [float(t.reward) if _took_part(t) and not (out and is_truncated(t)) else None for t in group.trajectories]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

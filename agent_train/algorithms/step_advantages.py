@@ -1,6 +1,6 @@
 """The advantages of one training step, and the targets of its critic.
 
-A formula is a function of `AdvantageInputs` that returns one number for each token. `config.extensions.advantages`
+A formula is a function of `AdvantageInputs` that returns one number for each token; `config.extensions.advantages`
 names them.
 
 Legend: T tokens of all samples of the step, S trajectories, K turns with sampled tokens.
@@ -14,6 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from agent_train.algorithms import returns
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.advantages import (
     RELATIVE_SPREAD,
@@ -25,15 +26,6 @@ from agent_train.algorithms.advantages import (
 )
 from agent_train.algorithms.kl import distillation_advantages
 from agent_train.algorithms.prime import prime_advantages, process_rewards
-from agent_train.algorithms.returns import (
-    adaptive_lambda,
-    bilevel_gae,
-    gae,
-    moments,
-    reinforce_pp_baseline,
-    return_to_go,
-    whiten,
-)
 from agent_train.algorithms.turn_rewards import gigpo_advantages, state_key, turn_advantages
 from agent_train.config import extensions
 from agent_train.data.samples import TrainingSample
@@ -54,8 +46,8 @@ def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) 
         )
     advantages_T = torch.where(inputs.mask_T, advantages_T, 0.0)
     if settings.whiten:
-        totals = moments(advantages_T, inputs.trained_T)
-        advantages_T = whiten(advantages_T, inputs.mask_T, totals, settings.std, settings.eps)
+        totals = returns.moments(advantages_T, inputs.trained_T)
+        advantages_T = returns.whiten(advantages_T, inputs.mask_T, totals, settings.std, settings.eps)
     advantages = inputs.by_sample(advantages_T)
     targets = {}
     if critic := CRITIC_FORMULAS.get(settings.name):
@@ -98,18 +90,16 @@ def opo_advantage(inputs: AdvantageInputs) -> Tensor:
 
 def reinforce_pp_baseline_advantage(inputs: AdvantageInputs) -> Tensor:
     s = inputs.settings
-    return inputs.on_tokens(reinforce_pp_baseline(inputs.rewards, inputs.lengths, s.std, s.eps, inputs.in_loss))
+    return inputs.on_tokens(returns.reinforce_pp_baseline(inputs.rewards, inputs.lengths, s.std, s.eps, inputs.in_loss))
 
 
 def remax_advantage(inputs: AdvantageInputs) -> Tensor:
     """The return from each token less the reward of the greedy episode; 0 where that one failed."""
-    greedy = inputs.greedy
-    names = [trajectory.task_id for trajectory in inputs.trajectories]
-    if missing := sorted({name for name in names if name not in greedy}):
+    greedy = {name: math.nan if reward is None else reward for name, reward in inputs.greedy.items()}
+    if missing := sorted({trajectory.task_id for trajectory in inputs.trajectories} - greedy.keys()):
         raise ValueError(f"remax needs a greedy episode of every task; task {missing[0]!r} has none")
-    returns_T = return_to_go(inputs.rewards_T, inputs.mask_T, inputs.segment_T, inputs.settings.gamma)
-    baselines = [math.nan if greedy[name] is None else float(greedy[name] or 0.0) for name in names]
-    baseline_T = inputs.on_tokens(inputs.grouped(baselines))
+    returns_T = returns.return_to_go(inputs.rewards_T, inputs.mask_T, inputs.segment_T, inputs.settings.gamma)
+    baseline_T = inputs.on_tokens([[greedy[trajectory.task_id] for trajectory in group] for group in inputs.groups])
     # A difference by rounding counts as none; nothing differs by more than NaN.
     differs_T = (returns_T - baseline_T).abs() > RELATIVE_SPREAD * torch.maximum(returns_T.abs(), baseline_T.abs())
     return torch.where(inputs.mask_T & differs_T, returns_T - baseline_T, 0.0)
@@ -130,11 +120,7 @@ def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
 
 
 def _states(trajectory: Trajectory) -> list[str]:
-    """The key of the state before each turn in which the agent sampled.
-
-    The environment's own key if it gives one, as `info["state"]` of the `reset` or `step` before; else what the agent
-    was shown.
-    """
+    """The key of the state before each turn that sampled: `info["state"]` of the `reset` or `step` before, else what the agent was shown."""
     own = [trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)]
     return [
         state_key(turn.observation if state is None else [{"state": state}])
@@ -146,24 +132,24 @@ def _states(trajectory: Trajectory) -> list[str]:
 def reinforce_pp_advantage(inputs: AdvantageInputs) -> Tensor:
     """REINFORCE++ (arXiv 2501.03262): returns, whitened over the step."""
     s = inputs.settings
-    returns_T = return_to_go(inputs.rewards_T, inputs.mask_T, inputs.segment_T, s.gamma)
-    return whiten(returns_T, inputs.mask_T, moments(returns_T, inputs.trained_T), s.std, s.eps)
+    returns_T = returns.return_to_go(inputs.rewards_T, inputs.mask_T, inputs.segment_T, s.gamma)
+    return returns.whiten(returns_T, inputs.mask_T, returns.moments(returns_T, inputs.trained_T), s.std, s.eps)
 
 
 def gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T)
-    return gae(*given, inputs.settings.gamma, _lambda(inputs) if lam is None else lam)
+    return returns.gae(*given, inputs.settings.gamma, _lambda(inputs) if lam is None else lam)
 
 
 def bilevel_gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
     s = inputs.settings
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T, inputs.turn_T)
-    return bilevel_gae(*given, s.gamma, _lambda(inputs) if lam is None else lam, s.turn_gamma, s.turn_lam)
+    return returns.bilevel_gae(*given, s.gamma, _lambda(inputs) if lam is None else lam, s.turn_gamma, s.turn_lam)
 
 
 def _lambda(inputs: AdvantageInputs) -> float | Tensor:
     alpha = inputs.settings.lam_alpha
-    return inputs.settings.lam if alpha is None else adaptive_lambda(inputs.mask_T, inputs.segment_T, alpha)
+    return inputs.settings.lam if alpha is None else returns.adaptive_lambda(inputs.mask_T, inputs.segment_T, alpha)
 
 
 def prime_advantage(inputs: AdvantageInputs) -> Tensor:

@@ -1,7 +1,6 @@
 """Rewards of turns and episodes on tokens, and advantages of turns.
 
-A reward lies on the last token that was *sampled* in its turn or trajectory: what the environment wrote after it is no
-action.
+A reward lies on the last token that was *sampled* in its turn or trajectory.
 
 Legend: T tokens, S segments: trajectories or turns.
 """
@@ -20,28 +19,23 @@ from agent_train.algorithms.advantages import group_advantages
 from agentgym.storage.jsonl import plain
 
 
-def last_sampled(mask_T: Tensor, segment_T: Tensor) -> Tensor:
-    """True on the last sampled token of each segment; segments without one have none."""
+def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
+    """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere.
+
+    `segment_T` says which score is a token's, 0 to S-1; the tokens of a segment lie together.
+    """
     index_M = mask_T.nonzero()[:, 0]
     segment_M = segment_T[index_M]
     ends_M = torch.ones_like(segment_M, dtype=torch.bool)
     ends_M[:-1] = segment_M[1:] != segment_M[:-1]
-    return torch.zeros_like(mask_T).index_copy(0, index_M, ends_M)
-
-
-def place(scores_S: Tensor, mask_T: Tensor, segment_T: Tensor) -> Tensor:
-    """rewards_T, fp32: the score of each segment on its last sampled token, 0 elsewhere; nowhere without a sampled token.
-
-    `segment_T` says which score is a token's, 0 to S-1; the tokens of a segment lie together.
-    """
-    return torch.where(last_sampled(mask_T, segment_T), scores_S.float()[segment_T], 0.0)
+    last_T = torch.zeros_like(mask_T).index_copy(0, index_M, ends_M)
+    return torch.where(last_T, scores_S.float()[segment_T], 0.0)
 
 
 def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) -> Tensor:
     """turn_T, int64: the number of each token's turn, from 0, over samples of these lengths that lie one after another.
 
-    The tokens before a turn's sampled ones, which it answers, are of that turn; those after the last are of the last.
-    `turn_ends` are those of each `TrainingSample`. A sample without turns takes one number as if it were a turn.
+    A turn begins behind the sampled tokens of the one before. A sample without turns takes one number.
     """
     sizes: list[int] = []
     for number, (length, ends) in enumerate(zip(lengths, turn_ends, strict=True)):
@@ -55,10 +49,7 @@ def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) ->
 
 
 def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[float]:
-    """The rewards of the turns that sampled tokens, with those of the other turns added, so that the sum stays.
-
-    The reward of a turn without sampled tokens goes to the last turn before it that has some, or to the first one.
-    """
+    """The rewards of the turns that sampled tokens; that of another goes to the last one before it, or to the first."""
     parts: list[list[float]] = []
     early: list[float] = []
     for reward, tokens in zip(rewards, sampled, strict=True):
@@ -81,8 +72,8 @@ def turn_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 def turn_advantages(rewards: Sequence[Sequence[float]], std: str = "sample", eps: float = 1e-6) -> list[list[float]]:
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): one advantage for each turn of one group.
 
-    The rewards of all turns of the group are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn
-    is the sum of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
+    The rewards of all its turns are normalised together, `(r - mean) / (std + eps)`; the advantage of a turn is the sum
+    of its own and all later ones. All 0.0 with fewer than two trajectories or without spread.
     """
     flat = [reward for turns in rewards for reward in turns]
     normal = iter(group_advantages(flat, std, eps) if len(rewards) > 1 else [0.0] * len(flat))
@@ -100,8 +91,7 @@ def gigpo_advantages(
     """GiGPO (arXiv 2505.10978): `A_episode + step_weight * A_step` for each step of each episode of one group.
 
     A_episode compares the sums of rewards of the episodes. A_step compares the returns, discounted by `gamma` per step,
-    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0. Both
-    comparisons divide by `std`: "none", "sample" or "population".
+    of all steps of the group that began in the same state (see `state_key`); a state that was met once gives 0.
     """
     episodes = group_advantages([math.fsum(steps) for steps in rewards], std, eps)
     returns = [turn_returns(steps, gamma) for steps in rewards]

@@ -35,10 +35,10 @@ filters = ExtensionPoint(
     "filter",
     "agentgym.filters",
     {
-        "none": f"{_ALGORITHMS}.filters:all_groups",
-        "spread": f"{_ALGORITHMS}.filters:with_spread",
-        "uncertain": f"{_ALGORITHMS}.filters:uncertain",
-        "top_p": f"{_ALGORITHMS}.filters:nucleus",
+        "none": f"{_ALGORITHMS}.selection:all_groups",
+        "spread": f"{_ALGORITHMS}.selection:with_spread",
+        "uncertain": f"{_ALGORITHMS}.selection:uncertain",
+        "top_p": f"{_ALGORITHMS}.selection:nucleus",
     },
 )
 corrections = ExtensionPoint(

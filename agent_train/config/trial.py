@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.selection import participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import Config, first_line
@@ -57,7 +57,7 @@ def _samples(config: Config) -> list[TrainingSample]:
                 said = [p - 0.2 if on else 0.0 for p, on in zip(sample.logprobs, sample.mask, strict=True)]
                 scored.append(replace(sample, reference=said, prm=said, teacher=said, values=sample.spread(0.3)))
     greedy = {group.task_id: 0.5 for group in groups}
-    inputs = advantage_inputs(algorithm, groups, scored, greedy, config.teacher.coef, algorithm.kl.coef)
+    inputs = AdvantageInputs(algorithm, groups, scored, greedy, config.teacher.coef, algorithm.kl.coef)
     samples = with_advantages(inputs, scored)
     for name in ("advantages", "targets"):
         if not all(math.isfinite(number) for sample in samples for number in getattr(sample, name)):

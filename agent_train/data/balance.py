@@ -29,10 +29,7 @@ TOKENS = Cost()
 
 
 def model_cost(model_dir: str | Path) -> Cost:
-    """The cost of a model by the shape in its config.json; that of counting tokens where the shape is not known.
-
-    Of a mixture of experts it counts the experts that a token goes through.
-    """
+    """The cost of a model by its config.json, with the experts that a token goes through; that of counting tokens if it says no shape."""
     try:
         config: dict[str, Any] = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config") or config
@@ -52,8 +49,7 @@ def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Deal the costs to `parts` lists of nearly equal sums: the places in `costs` that each gets, the largest sum first.
 
     By largest differencing (Karmarkar-Karp), unless giving the largest first to the least loaded list has a smaller
-    spread. The answer depends on the order of `costs` only where some are equal: bring equal ones into an order of your
-    own.
+    spread. The order of `costs` counts only where some are equal.
     """
     order = sorted(range(len(costs)), key=lambda place: -costs[place])
     candidates = [_differenced(costs, order, parts), _longest_first(costs, order, parts)]

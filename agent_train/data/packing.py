@@ -1,16 +1,17 @@
 """Samples are dealt to optimizer steps and ranks and packed into micro-batches.
 
 No padding: the samples of a micro-batch lie one after another and `cu_seqlens` says where each begins. Where prefixes
-are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix. The
-weight of a token in the loss is decided by `weighted`, over all samples of an optimizer step before they are dealt, so
-that any split gives the same loss.
+are shared, the first sample of a prefix group lies there whole, and then what the others have beyond the prefix: the
+same numbers in fewer tokens, since each token still sees its own sample only. The weight of a token in the loss is
+decided by `weighted`, over all samples of an optimizer step before they are dealt, so that any split gives the same
+loss.
 
 Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, chain
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, chain, takewhile
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from agent_train.algorithms.reductions import sample_weights
 from agent_train.data.balance import TOKENS, Cost, balance
-from agent_train.data.prefixes import PrefixGroup, alone, cut, in_order, prefix_groups_of
 from agent_train.data.samples import TrainingSample
 
 FILLER_ID = 0
@@ -36,6 +36,25 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class PrefixGroup:
+    """Samples that share their first `prefix` tokens, none of them sampled, and have more; a sample by itself has prefix 0."""
+
+    samples: tuple[TrainingSample, ...]
+    prefix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.ids) for sample in self.samples) - self.prefix * (len(self.samples) - 1)
+
+    def costs(self, cost: Cost) -> list[int]:
+        """The cost of each sample beyond the prefix."""
+        return [cost.of(len(sample.ids) - self.prefix, sample.sampled, self.prefix) for sample in self.samples]
+
+    def cost(self, cost: Cost) -> int:
+        return sum(self.costs(cost)) + cost.of(self.prefix, 0)
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """The input of one forward pass. Everything is aligned to the token itself, as in `TrainingSample`."""
 
@@ -45,23 +64,20 @@ class MicroBatch:
     behaviour_logprobs_T: Tensor  # the engine's log-probabilities (nats) of the sampled tokens, fp32
     versions_T: Tensor  # the engine's weight version of the sampled tokens, int64, -1 where it is not known
     advantages_T: Tensor  # the advantage of each sampled token, fp32
-    # log-probabilities under the reference policy, fp32; zeros where there is none. So are the next two.
-    reference_T: Tensor
+    reference_T: (
+        Tensor  # log-probabilities under the reference policy, fp32; zeros where there is none, as the next two
+    )
     values_T: Tensor  # the critic's values before the update
     targets_T: Tensor  # of the critic
-    # weight of each token in the loss, the same on every token of a sample, fp32; the mask says which count
-    weights_T: Tensor
+    weights_T: Tensor  # weight in the loss, the same on every token of a sample, fp32; the mask says which count
     temperature_T: Tensor  # sampling temperature of each token's sample, fp32
     segment_T: Tensor  # number of each token's sample in the micro-batch, from 0, int64
-    # position of the token before each token in its sample, which predicts it; its own for the first. int64.
-    previous_T: Tensor
+    previous_T: Tensor  # place of the token before each token in its sample, which predicts it; the first's own. int64
     cu_seqlens: Tensor  # S+1 boundaries of the samples, int32, from 0 to T
-    # the S lengths, on the host; of a sample behind the first of a `Prefix`, without the prefix
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # the S lengths, on the host; behind the first sample of a `Prefix` without the prefix
     prefixes: tuple[Prefix, ...] = ()  # the shared prefixes, in order
     has_reference: bool = False  # every sample with sampled tokens has `reference`, and there is one
-    # log-probabilities of the trained policy at the start of the training step; None where nothing reads them
-    start_T: Tensor | None = None
+    start_T: Tensor | None = None  # log-probabilities of the trained policy at the start of the training step, if read
 
     @property
     def n_segments(self) -> int:
@@ -76,18 +92,17 @@ class MicroBatch:
 class RankBatch:
     """One rank's part of one optimizer step."""
 
-    # the samples of each micro-batch; equally many on every rank, some without samples
-    micro_batches: list[list[TrainingSample]]
+    micro_batches: list[list[TrainingSample]]  # equally many on every rank, some without samples
     n_tokens: int  # sampled tokens of the whole step, over all ranks
     packed_tokens: int  # all tokens of the samples of the whole step, over all ranks
-    prefixes: list[tuple[Prefix, ...]] = field(default_factory=list)  # the shared prefixes of each micro-batch
+    prefixes: list[tuple[Prefix, ...]]  # the shared prefixes of each micro-batch
 
     @property
     def samples(self) -> list[TrainingSample]:
         return list(chain.from_iterable(self.micro_batches))
 
     def batches(self) -> list[MicroBatch]:
-        return [batch_of(samples, prefixes) for samples, prefixes in self._parts()]
+        return list(map(batch_of, self.micro_batches, self.prefixes))
 
     def with_numbers(self, numbers: Mapping[str, Mapping[str, Any]]) -> "RankBatch":
         """The same batch with fields of its samples, by their ids: `{"t/0#0": {"weight": 0.5}}`."""
@@ -97,35 +112,28 @@ class RankBatch:
     def by_sample(self, numbers: Sequence[Tensor]) -> list[list[list[float]]]:
         """The numbers of the tokens of each micro-batch as a list for each sample, as long as it; 0.0 on a prefix that lies elsewhere."""
         found = []
-        for (samples, prefixes), numbers_T in zip(self._parts(), numbers, strict=True):
+        for samples, prefixes, numbers_T in zip(self.micro_batches, self.prefixes, numbers, strict=True):
             starts = _starts(len(samples), prefixes)
             sizes = [len(sample.ids) - start for sample, start in zip(samples, starts, strict=True)]
             parts = numbers_T[: sum(sizes)].split(sizes) if samples else ()
             found.append([[0.0] * start + part.tolist() for start, part in zip(starts, parts, strict=True)])
         return found
 
-    def _parts(self) -> list[tuple[list[TrainingSample], tuple[Prefix, ...]]]:
-        prefixes = self.prefixes or [()] * len(self.micro_batches)
-        return list(zip(self.micro_batches, prefixes, strict=True))
-
 
 def weighted(
     samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
 ) -> list[TrainingSample]:
-    """All samples of one optimizer step with their weights in its loss; see `reductions.sample_weights`.
+    """All samples of one optimizer step with their weights in its loss; see `reductions.sample_weights`. `length` is of "constant" alone."""
 
-    `length` is of the reduction "constant" alone.
-    """
+    def numbered(names: list[str]) -> Tensor:
+        numbers: dict[str, int] = {}
+        return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
+
     tokens_N = torch.tensor([sample.sampled for sample in samples])
-    trajectories_N = _numbered([sample.trajectory for sample in samples])
-    groups_N = _numbered([sample.group for sample in samples])
+    trajectories_N = numbered([sample.trajectory for sample in samples])
+    groups_N = numbered([sample.group for sample in samples])
     weights_N = sample_weights(reduction, tokens_N, trajectories_N, groups_N, length)
     return [replace(each, weight=weight) for each, weight in zip(samples, weights_N.tolist(), strict=True)]
-
-
-def _numbered(names: Sequence[str]) -> Tensor:
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def split_steps(
@@ -133,11 +141,11 @@ def split_steps(
 ) -> list[list[TrainingSample]]:
     """Deal samples to `parts` optimizer steps of nearly equal cost, whole trajectories, whatever the order they come in.
 
-    A reduction counts a trajectory once in each optimizer step: torn apart, one of its samples would weigh more than
-    the others. Samples whose trajectory has no name are each by themselves. With `groups_whole` groups stay whole,
-    where there are at least `parts`. There are fewer lists where too few trajectories sampled a token.
+    A reduction counts a trajectory once in each optimizer step. Samples whose trajectory has no name are each by
+    themselves. With `groups_whole` groups stay whole, where there are at least `parts`. There are fewer lists where too
+    few trajectories sampled a token.
     """
-    ordered = in_order(samples)
+    ordered = _in_order(samples)
     units = _units((sample.trajectory or number, sample) for number, sample in enumerate(ordered))
     if groups_whole and len(groups := _units((sample.group, sample) for sample in ordered)) >= parts:
         units = groups
@@ -165,8 +173,8 @@ def rank_batches(
     """One optimizer step, weighed (see `weighted`) and dealt to `world` ranks: as many micro-batches on each, empty ones where a rank has fewer.
 
     Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second.
-    The order of the samples does not matter. `budget` is the tokens of a micro-batch, where a shared prefix counts
-    once. With `shared_prefix` the prompt that samples of a group have in common is computed once.
+    The order of the samples does not matter. `budget` is the tokens of a micro-batch. With `shared_prefix` the prompt
+    that samples of a group have in common is computed once.
     """
     for sample in samples:
         check_sample(sample)
@@ -196,7 +204,7 @@ def _split(
     if parts < 1:
         raise ValueError(f"samples are dealt to at least 1 rank, not {parts}")
     if not shared_prefix:
-        return _dealt(alone(samples), parts, cost)
+        return _dealt(_alone(samples), parts, cost)
     groups = prefix_groups_of(samples)
     most = -(-_total(groups, cost) // parts)
     candidates = [
@@ -219,10 +227,10 @@ def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[Pref
     """The group in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or sample by sample."""
     most += cost.of(group.prefix, 0)
     for parts in range(1, len(group.samples)):
-        pieces = [group] if parts == 1 else cut(group, parts, cost)
+        pieces = [group] if parts == 1 else _cut(group, parts, cost)
         if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
             return pieces
-    return alone(group.samples)
+    return _alone(group.samples)
 
 
 def _pack(groups: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
@@ -266,11 +274,65 @@ def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
     return starts
 
 
+def _in_order(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    """The longest first, and samples of equal length in an order that does not depend on the one they came in."""
+    return sorted(samples, key=lambda sample: (-len(sample.ids), sample.group, sample.trajectory, sample.ids))
+
+
+def _alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    return [PrefixGroup((sample,)) for sample in _in_order(samples)]
+
+
+def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
+
+    Samples with the same prompt, which is what comes before the first sampled token, go together. Others join the
+    longest such prompt that their own begins with, the rest by what its prompts have in common.
+    """
+    named: dict[str, list[TrainingSample]] = {}
+    for sample in _in_order(samples):
+        named.setdefault(sample.group, []).append(sample)
+    found = _alone(named.pop("", []))
+    for own in named.values():
+        found += _within_group(own)
+    return sorted(
+        found, key=lambda each: (-len(each.samples[0].ids), each.samples[0].group, each.samples[0].trajectory)
+    )
+
+
+def _cut(group: PrefixGroup, parts: int, cost: Cost) -> list[PrefixGroup]:
+    """The group as `parts` groups with fewer samples, of nearly equal cost; each holds the prefix."""
+    dealt = [tuple(group.samples[place] for place in own) for own in balance(group.costs(cost), parts)]
+    return [PrefixGroup(samples, group.prefix if len(samples) > 1 else 0) for samples in dealt if samples]
+
+
+def _within_group(samples: Sequence[TrainingSample]) -> list[PrefixGroup]:
+    prompts: dict[tuple[int, ...], list[TrainingSample]] = {}
+    for sample in samples:
+        prompts.setdefault(_prompt(sample), []).append(sample)
+    # The longest first: a sample joins the first that its prompt begins with.
+    shared = sorted((prompt for prompt, own in prompts.items() if prompt and len(own) > 1), key=lambda p: (-len(p), p))
+    members: dict[tuple[int, ...], list[TrainingSample]] = {prompt: prompts.pop(prompt) for prompt in shared}
+    left: list[TrainingSample] = []
+    for prompt, own in prompts.items():
+        home = next((known for known in shared if prompt[: len(known)] == known), None)
+        (left if home is None else members[home]).extend(own)
+    found = [PrefixGroup(tuple(_in_order(own)), len(prompt)) for prompt, own in members.items()]
+    prompts_left = zip(*map(_prompt, left), strict=False)
+    common = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, prompts_left))
+    return found + ([PrefixGroup(tuple(_in_order(left)), common)] if len(left) > 1 and common else _alone(left))
+
+
+def _prompt(sample: TrainingSample) -> tuple[int, ...]:
+    """The tokens before the first sampled one, without the last token in any case."""
+    end = sample.mask.index(True) if True in sample.mask else len(sample.ids) - 1
+    return tuple(sample.ids[:end])
+
+
 def batch_of(samples: Sequence[TrainingSample], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
     """The tensors of one micro-batch, on the host; samples are packed in this order.
 
-    Without samples it holds one filler token that no loss looks at: a rank without work still runs every layer, for the
-    collectives.
+    Without samples it holds one filler token that no loss looks at: a rank without work still joins the collectives.
     """
     if not samples:
         samples = [TrainingSample(ids=[FILLER_ID], mask=[False], logprobs=[0.0])]

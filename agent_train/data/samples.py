@@ -7,15 +7,14 @@ Legend: T tokens of one sample. Every list of T is aligned to the token itself: 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from agentgym.core.trajectory import Tokens, Trajectory
+from agentgym.core.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class TrainingSample:
     """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
 
-    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id; results of the
-    learner are joined to samples by it.
+    A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id.
     """
 
     ids: list[int]  # T token ids, exactly as the engine was given and returned them
@@ -32,8 +31,7 @@ class TrainingSample:
     weight: float = 0.0  # weight of each sampled token in the loss of its optimizer step, from `packing.weighted`
     # T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
     advantages: list[float] = field(default_factory=list)
-    # T log-probabilities of the sampled ids under the reference policy
-    reference: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)  # T log-probabilities under the reference policy
     values: list[float] = field(default_factory=list)  # T values of the critic, before the update
     targets: list[float] = field(default_factory=list)  # T targets of the critic
     prm: list[float] = field(default_factory=list)  # T log-probabilities of the sampled ids under PRIME's reward model
@@ -54,14 +52,11 @@ def samples_of(
     """Split a trajectory into samples by the prefix rule.
 
     A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins
-    the next sample. Turns without sampled tokens, such as another policy's, add nothing. `rewards` are those of each
-    turn with sampled tokens.
-
-    Raises:
-        ValueError: a turn's tokens do not fit together, or there are not as many rewards as turns with sampled tokens.
+    the next sample. `rewards` are those of each turn with sampled tokens; other turns add nothing. Raises ValueError
+    for tokens that do not fit together, or too few or many rewards.
     """
-    runs: list[list[Tokens]] = []
-    ids: list[int] = []
+    found: list[TrainingSample] = []
+    left = iter(rewards or [])
     for number, turn in enumerate(trajectory.turns):
         tokens = turn.tokens
         if tokens is None or not tokens.completion_ids:
@@ -74,39 +69,18 @@ def samples_of(
             )
         if not tokens.prompt_ids:
             raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")
-        if not runs or tokens.prompt_ids[: len(ids)] != ids:
-            runs.append([])
-        runs[-1].append(tokens)
-        ids = [*tokens.prompt_ids, *tokens.completion_ids]
-    turns = sum(map(len, runs))
+        if not found or tokens.prompt_ids[: len(found[-1].ids)] != found[-1].ids:
+            empty = TrainingSample([], [], [], f"{trajectory.id}#{len(found)}", trajectory=trajectory.id)
+            found.append(replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss))
+        sample = found[-1]
+        bridge, sampled = tokens.prompt_ids[len(sample.ids) :], tokens.completion_ids
+        sample.ids.extend([*bridge, *sampled])
+        sample.mask.extend([False] * len(bridge) + [True] * len(sampled))
+        sample.logprobs.extend([0.0] * len(bridge) + tokens.logprobs)
+        sample.versions.extend([-1] * len(bridge) + tokens.versions)
+        sample.turn_ends.append(len(sample.ids))
+        sample.rewards.append(next(left, 0.0))
+    turns = sum(len(sample.turn_ends) for sample in found)
     if rewards is not None and len(rewards) != turns:
         raise ValueError(f"trajectory {trajectory.id}: {turns} turns with sampled tokens and {len(rewards)} rewards")
-    left = iter(rewards or [0.0] * turns)
-    return [
-        replace(
-            _joined(run),
-            id=f"{trajectory.id}#{number}",
-            rewards=[next(left) for _ in run],
-            in_loss=in_loss,
-            trajectory=trajectory.id,
-            group=trajectory.task_id,
-            temperature=temperature,
-        )
-        for number, run in enumerate(runs)
-    ]
-
-
-def _joined(turns: Sequence[Tokens]) -> TrainingSample:
-    ids: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    turn_ends: list[int] = []
-    for tokens in turns:
-        bridge, sampled = tokens.prompt_ids[len(ids) :], tokens.completion_ids
-        ids += [*bridge, *sampled]
-        mask += [False] * len(bridge) + [True] * len(sampled)
-        logprobs += [0.0] * len(bridge) + tokens.logprobs
-        versions += [-1] * len(bridge) + tokens.versions
-        turn_ends.append(len(ids))
-    return TrainingSample(ids, mask, logprobs, versions=versions, turn_ends=turn_ends)
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent_train.weights.manifest import TensorInfo, WeightAddress
+    from agent_train.weights.sync import TensorInfo, WeightAddress
 
 
 @dataclass(frozen=True)

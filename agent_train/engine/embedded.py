@@ -18,7 +18,7 @@ from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.decoding import Request, decode
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
-from agent_train.weights.manifest import TensorInfo, WeightAddress, WeightTransferError
+from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
 
 
 @dataclass(eq=False)

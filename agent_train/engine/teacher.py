@@ -16,7 +16,7 @@ from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import EngineError
 from agent_train.engine.http import open_client, post
-from agent_train.learner.vocabulary import tokenizer_of
+from agent_train.learner.roles import tokenizer_of
 
 IDS_AT_ONCE = 4096  # whose text is asked for in one request
 ABOVE_ZERO = 1e-4  # rounding may lift a log-probability so far over 0

@@ -22,7 +22,7 @@ from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
 from agent_train.engine.server import server_options
-from agent_train.weights.manifest import TensorInfo, WeightAddress, manifest_to_json
+from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
 
 Progress = Callable[[str, float], None]

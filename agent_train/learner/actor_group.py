@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,40 +16,74 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
-from agent_train.data.balance import TOKENS, model_cost
-from agent_train.data.packing import split_steps, weighted
+from agent_train.data.balance import TOKENS, Cost, model_cost
+from agent_train.data.packing import RankBatch, check_sample, split_steps, weighted
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.critic_objective import CriticMetrics, check_targets
+from agent_train.learner.critic_objective import PRM_REDUCTION, CriticMetrics, PrmMetrics, check_targets, prm_targets
 from agent_train.learner.measures import OptimizerStep, UpdateMetrics
-from agent_train.learner.prm_objective import REDUCTION, PrmMetrics, prm_targets
-from agent_train.learner.shipping import Ship, shipping
+from agent_train.learner.parallel import deal_to_ranks, replica_size
 from agent_train.learner.worker import LearnerWorker
-from agent_train.weights.manifest import TensorInfo, WeightAddress
+from agent_train.weights.sync import TensorInfo, WeightAddress
 
 # A rank that dies breaks the others' collectives, and their errors may come first. This long the cause is waited for.
 CAUSE_SECONDS = 5.0
 STATE_POLL_SECONDS = 0.1
+
+# The batch of each rank, and references into the object store that give it to an actor.
+Shipped = tuple[list[RankBatch], list[Any]]
+Ship = Callable[[Sequence[TrainingSample], Cost], Shipped]
 
 
 class LearnerError(RuntimeError):
     """A role of the learner failed: a rank died, raised, or did not answer in time. Names the role, the call and the rank."""
 
 
+def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
+    """Packs samples and puts them into Ray's object store once a step, for every model of the same cost that shares the function.
+
+    Weights and other numbers of tokens differ from call to call and are sent with each. Raises ValueError if a sample
+    is malformed, two have the same id, or none has a sampled token.
+    """
+    # Those of a step: one to score all samples, one for each optimizer step; twice, since a critic may have another cost.
+    known = deque[tuple[list[TrainingSample], Cost, Shipped]](maxlen=2 * (1 + config.algorithm.updates_per_step))
+    sent_later: dict[str, Any] = {
+        name: [] for name in ("rewards", "advantages", "reference", "values", "targets", "prm", "teacher")
+    }
+
+    def ship(samples: Sequence[TrainingSample], cost: Cost) -> Shipped:
+        for sample in samples:
+            check_sample(sample)
+        if twice := [name for name, count in Counter(sample.id for sample in samples).items() if count > 1]:
+            raise ValueError(f"two samples have the id {twice[0]!r}; ids must be unique within a step")
+        bare = [replace(sample, temperature=1.0, weight=0.0, in_loss=True, **sent_later) for sample in samples]
+        for earlier, its_cost, shipped in known:
+            if its_cost == cost and earlier == bare:
+                return shipped
+        batches = deal_to_ranks(bare, config.learner, cost)
+        replica = replica_size(config.learner)  # neighbouring ranks, which have the same batch
+        references = [reference for batch in batches[::replica] for reference in [put(batch)] * replica]
+        known.append((bare, cost, (batches, references)))
+        return known[-1][-1]
+
+    return ship
+
+
 class _Actor(LearnerWorker):
-    def node_ip(self) -> str:
-        return str(ray.util.get_node_ip_address())
+    def open_store_here(self) -> tuple[str, int]:
+        host = str(ray.util.get_node_ip_address())
+        return host, self.open_store(host)
 
 
 class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
-    Each call goes to all ranks and waits at most `config.learner.timeout` seconds. If a rank fails, the call raises
-    LearnerError, the ranks are killed and every further call raises. Samples that are malformed, or without what a call
-    reads, raise ValueError.
+    Each call waits at most `config.learner.timeout` seconds. If a rank fails, the call raises LearnerError, the ranks
+    are killed and every further call raises. Malformed samples, or such without what a call reads, raise ValueError.
     """
 
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
         self.role = role
+        self._name = "learner" if role == "policy" else f"learner: {role}"
         self._actors = list(actors)
         self._config = config
         self._manifest: list[TensorInfo] = []
@@ -65,13 +100,10 @@ class Learner:
         bundles: PlacementGroup | None = None,
         ship: Ship | None = None,
     ) -> "Learner":
-        """Start the ranks, let them find each other, load the model from a folder that every node can read. Ray must be running.
+        """Start the ranks and load the model from a folder that every node can read. Ray must be running.
 
-        `bundles` come from `shared_devices`, where roles share devices. Models that share `ship` pack and send samples
-        once.
-
-        Raises:
-            LearnerError: Ray is not running, there are too few GPUs, or a rank did not start.
+        `bundles` come from `shared_devices`. Models that share `ship` send samples once. Raises LearnerError if Ray is
+        not running, there are too few GPUs, or a rank did not start.
         """
         if not ray.is_initialized():
             raise LearnerError("the learner runs as Ray actors and Ray is not running: call ray.init() first")
@@ -80,11 +112,13 @@ class Learner:
         room = rank_room(config, gpus)
         make = ray.remote(max_restarts=0, num_gpus=room.gpus, num_cpus=room.cpus)(_Actor)
         arguments = (world, config, "cuda" if gpus else "cpu", role)
-        actors = [make.options(**_place(bundles, rank)).remote(rank, *arguments) for rank in range(world)]
+        places: list[dict[str, Any]] = [{} for _ in range(world)]
+        if bundles is not None:
+            places = [{"scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, rank)} for rank in range(world)]
+        actors = [make.options(**place).remote(rank, *arguments) for rank, place in enumerate(places)]
         learner = cls(actors, config, role, ship)
         try:
-            (host,) = await learner._call("node_ip", [()], "find the node of rank 0")
-            (port,) = await learner._call("open_store", [(host,)], "open the store of rank 0")
+            ((host, port),) = await learner._call("open_store_here", [()], "open the store of rank 0")
             learner._cost = model_cost(model_dir)
             learner._manifest = await learner._on_all("start", host, port, _absolute(model_dir))
         except BaseException:
@@ -100,26 +134,19 @@ class Learner:
         kl_coef: float = 0.0,
         version: int | None = None,
     ) -> UpdateMetrics:
-        """One training step: `algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
+        """`algorithm.updates_per_step` optimizer steps, each on its part of the samples, which have advantages.
 
-        Above a `kl_coef` of 0 the samples need their `reference`. `version` is of the policy's weights as they are;
-        None takes the newest that sampled a token.
+        Above a `kl_coef` of 0 they need their `reference`. `version` is of the policy's weights as they are.
         """
-        if version is None:
-            version = max((max(sample.versions, default=-1) for sample in samples), default=-1)
         fields = ("weight", "advantages", "reference")
         return (await self._on_samples("update", self._steps(samples), fields, lr_scale, kl_coef, version))[0]
 
     async def sft(self, samples: Sequence[TrainingSample], lr: float) -> OptimizerStep:
         """One supervised step on the masked tokens of the samples, at this learning rate."""
-        return (await self._on_samples("sft", [_weighted(samples)], ("weight",), lr))[0]
+        return (await self._on_samples("sft", [weighted(samples)], ("weight",), lr))[0]
 
     async def update_critic(self, samples: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
-        """One training step of the critic: as many optimizer steps as the policy's.
-
-        Samples need their targets, and their values where `critic.clip` is set. `lr_scale` is a factor of the learning
-        rate.
-        """
+        """One training step of the critic: as many optimizer steps as the policy's. Samples need `targets`; for `critic.clip`, `values`."""
         check_targets(samples, self._config.critic.clip)
         fields = ("weight", "targets", "values")
         return (await self._on_samples("update_critic", self._steps(samples), fields, lr_scale))[0]
@@ -127,14 +154,14 @@ class Learner:
     async def update_prm(
         self, samples: Sequence[TrainingSample], outcomes: Mapping[str, float], *, lr_scale: float = 1.0
     ) -> PrmMetrics:
-        """One optimizer step of PRIME's reward model.
+        """One optimizer step of PRIME's reward model, on all samples of each trajectory.
 
-        The samples, all of each trajectory, need `prm` (its own present log-probabilities) and `reference` (those of
-        the model that it started from). `outcomes` of the trajectories, by id, are from 0 (wrong) to 1 (right).
+        They need `prm` (its own present log-probabilities) and `reference` (those of the model that it started from).
+        `outcomes` by the trajectory's id are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
         taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
-        steps, fields = [_weighted(taught, REDUCTION)], ("weight", "advantages")
+        steps, fields = [weighted(taught, PRM_REDUCTION)], ("weight", "advantages")
         step: OptimizerStep = (await self._on_samples("update_prm", steps, fields, lr_scale))[0]
         seconds = time.monotonic() - started
         return PrmMetrics(**measures, grad_norm=step.grad_norm, lr=step.lr, skipped=step.skipped, seconds=seconds)
@@ -160,13 +187,10 @@ class Learner:
     async def apply_loss_gradients(
         self, samples: Sequence[TrainingSample], derivatives: Sequence[Sequence[float]], lr: float
     ) -> OptimizerStep:
-        """One optimizer step on a loss of which the derivatives are known, by the log-probability of each token of each sample, 0.0 elsewhere.
-
-        For a reward model they are by the sample's score, at its last sampled token.
-        """
+        """One optimizer step, given the loss's derivative by each token's log-probability, or by the score at the last sampled token."""
         along = [replace(sample, advantages=list(own)) for sample, own in zip(samples, derivatives, strict=True)]
         fields = ("weight", "advantages")
-        return (await self._on_samples("apply_loss_gradients", [_weighted(along)], fields, lr))[0]
+        return (await self._on_samples("apply_loss_gradients", [weighted(along)], fields, lr))[0]
 
     async def load(self, model_dir: str | Path) -> None:
         """Take the model of another folder, as if the ranks had just started with it."""
@@ -184,10 +208,7 @@ class Learner:
     async def _on_samples(
         self, method: str, steps: Sequence[Sequence[TrainingSample]], fields: Sequence[str], *arguments: Any
     ) -> list[Any]:
-        """Call a method of the ranks on their batches of each optimizer step; the answers of ranks 0, 1, ...
-
-        `fields` of each sample are sent with the call, besides its temperature. `arguments` come after the batches.
-        """
+        """The answers of ranks 0, 1, ... on their batches of each optimizer step. `fields` of each sample are sent with the call."""
         shipped = [self._ship(samples, self._cost) for samples in steps]
         numbers = {s.id: {name: getattr(s, name) for name in ("temperature", *fields)} for own in steps for s in own}
         calls = []
@@ -200,7 +221,7 @@ class Learner:
         algorithm = self._config.algorithm
         whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
         parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
-        return [_weighted(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
+        return [weighted(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
     async def connect_weights(self, address: WeightAddress) -> None:
         """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""
@@ -222,10 +243,9 @@ class Learner:
         return await self._on_all("save_adapter", _absolute(folder))
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
-        """Have the ranks copy all that a resumed run needs and write it into a new folder; returns with the copies made.
+        """Have the ranks copy all that a resumed run needs and write it; returns with the copies made, see `state_saved`.
 
-        `load_state` takes the folder once `state_saved` has said that it is whole. A Hugging Face folder of the same
-        weights is written to `export`.
+        A Hugging Face folder of the same weights is written to `export`.
         """
         await self._on_all("save_state", _absolute(folder), None if export is None else _absolute(export))
 
@@ -236,10 +256,9 @@ class Learner:
                 return f"the learner ended before: {self._ended}"
             refs = [actor.state_saved.remote() for actor in self._actors]
             said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
-            errors = [error for error in said if isinstance(error, BaseException)]
-            failures = [answer for answer in said if isinstance(answer, str) and answer]
-            if errors or failures or None not in said:
-                return str([*failures, *errors, ""][0]).split("\n")[0]
+            failures = sorted((answer for answer in said if answer), key=lambda each: isinstance(each, BaseException))
+            if failures or None not in said:
+                return str([*failures, ""][0]).split("\n")[0]
             await asyncio.sleep(STATE_POLL_SECONDS)
 
     async def load_state(self, folder: str | Path) -> None:
@@ -254,12 +273,7 @@ class Learner:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    @property
-    def _name(self) -> str:
-        return "learner" if self.role == "policy" else f"learner: {self.role}"
-
     async def _on_all(self, method: str, *arguments: Any) -> Any:
-        """Call a method of every rank with the same arguments; the answer of rank 0."""
         return (await self._call(method, [arguments] * len(self._actors)))[0]
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
@@ -269,8 +283,8 @@ class Learner:
             raise LearnerError(f"{self._name}: cannot {what}: {self._ended}")
         refs = [getattr(self._actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
         answers = [asyncio.wrap_future(ref.future()) for ref in refs]
-        for answer in answers:
-            answer.add_done_callback(_look_at)
+        for answer in answers:  # marks the exception of an abandoned one as seen
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         timeout = self._config.learner.timeout
         await asyncio.wait(answers, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
@@ -296,13 +310,6 @@ class Learner:
         failure = LearnerError(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
         failure.__cause__ = error
         return failure
-
-
-def _weighted(
-    samples: Sequence[TrainingSample], reduction: str = "token-mean", length: float | None = None
-) -> list[TrainingSample]:
-    """The samples of one optimizer step with their weights; as they are without a sampled token, which shipping refuses."""
-    return weighted(samples, reduction, length) if any(s.sampled for s in samples) else list(samples)
 
 
 def _reason(error: BaseException) -> str:
@@ -339,17 +346,5 @@ def _gpus(config: Config) -> int:
     return gpus
 
 
-def _place(bundles: PlacementGroup | None, rank: int) -> dict[str, Any]:
-    if bundles is None:
-        return {}
-    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank)}
-
-
 def _absolute(folder: str | Path) -> str:
     return str(Path(folder).absolute())
-
-
-def _look_at(answer: asyncio.Future[Any]) -> None:
-    """Mark the exception of an abandoned answer as seen."""
-    if not answer.cancelled():
-        answer.exception()

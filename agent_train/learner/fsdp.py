@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.config.schema import Config
-from agent_train.learner.attention import PACKED, register
-from agent_train.learner.head import PackedPolicy
-from agent_train.learner.loading import build_empty, file_name, fill
-from agent_train.learner.lora import adapter_tensors, has_adapters, initial_adapter, merged, write_adapter
+from agent_train.learner.attention import PACKED
+from agent_train.learner.head import PackedPolicy, PackedValue
+from agent_train.learner.loading import build_empty, file_name, fill, weight_files
+from agent_train.learner.lora import adapter_tensors, initial_adapter, merged, write_adapter
 from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
 
 UNCOMPILED = f"{PACKED}_uncompiled"
+HEAD = "score.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Packed = TypeVar("Packed", bound=nn.Module)
 
@@ -31,18 +32,47 @@ def load_policy(
 ) -> PackedPolicy:
     """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
 
-    Where the folder's files allow it, the parameters have no memory yet: `shard` reads each rank's own. Raises
-    FileNotFoundError.
+    Where the files allow it, the parameters have no memory until `shard` reads them. Raises FileNotFoundError.
     """
-    model_dir = Path(model_dir)
-    if not (model_dir / "config.json").is_file():
+    model, _ = _load(AutoModelForCausalLM, model_dir, gradient_checkpointing)
+    return PackedPolicy(model, head_chunk, vocab_chunk)
+
+
+def load_value(
+    model_dir: str | Path, gradient_checkpointing: bool = False, *, of_samples: bool = False, seed: int = 0
+) -> PackedValue:
+    """As `load_policy`, what transformers loads as a sequence classifier with one label. Raises ValueError for another folder.
+
+    A language model gets a new head, drawn from `seed`, whose first values are small.
+    """
+    model, missing = _load(AutoModelForSequenceClassification, model_dir, gradient_checkpointing, HEAD, num_labels=1)
+    if missing - {HEAD}:
+        raise ValueError(f"{model_dir}: the weights lack {', '.join(sorted(missing - {HEAD})[:3])}")
+    value = PackedValue(model, of_samples)
+    if missing:
+        score = model.score
+        drawn_1D = torch.randn((1, score.in_features), generator=torch.Generator().manual_seed(seed))
+        score.weight = nn.Parameter(drawn_1D / (score.in_features + 1))
+    return value
+
+
+def _load(
+    auto_class: Any, model_dir: str | Path, gradient_checkpointing: bool, new: str | None = None, **settings: Any
+) -> tuple[Any, set[str]]:
+    """A model with packed attention and without dropout, and the names of the parameters that no file holds."""
+    if not (Path(model_dir) / "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} is not a model folder: it has no config.json")
-    model = build_empty(AutoModelForCausalLM, model_dir, register())
+    config = AutoConfig.from_pretrained(str(model_dir))
+    of_labels = any("SequenceClassification" in name for name in config.architectures or ())
+    if of_labels and config.num_labels != settings.get("num_labels", config.num_labels):
+        raise ValueError(f"{model_dir} gives {config.num_labels} numbers, and a value or a score is one")
+    model = build_empty(auto_class, model_dir, PACKED, new, **settings)
+    missing = set() if new is None else {new} - weight_files(model_dir).keys()
     if model is None:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(model_dir), dtype=torch.float32, attn_implementation=register()
-        )
-    return PackedPolicy(plain(model, gradient_checkpointing), head_chunk, vocab_chunk)
+        settings |= {"dtype": torch.float32, "attn_implementation": PACKED, "output_loading_info": True}
+        model, loaded = auto_class.from_pretrained(str(model_dir), **settings)
+        missing = set(loaded["missing_keys"])
+    return plain(model, gradient_checkpointing), missing
 
 
 def plain(model: Any, gradient_checkpointing: bool) -> Any:
@@ -62,13 +92,12 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
     """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
 
-    The module, a `PackedPolicy` or `PackedValue`, comes from the host and moves to the device block by block.
     Parameters without memory are read from the files of `model_dir`. `model.dtype` is what the layers compute in.
     """
     model, settings = policy.model, config.learner
     blocks = blocks_of(model)
     if dims.spread is not None:
-        check_model(model, dims)
+        check_model(model, settings)
     if dims.tensor_mesh is not None:
         split_layers(model, blocks, dims.tensor_mesh)
     if settings.compile:
@@ -102,11 +131,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter whole, under its Hugging Face name, one at a time; tied weights once, under their first name.
-
-    Adapters are added to the weights that they belong to. Every rank must go through the whole iteration: each step is
-    a collective.
-    """
+    """Each parameter whole, with its adapter added, by its Hugging Face name, one at a time; tied weights once. Each step is a collective."""
     for name, whole in merged(policy.model, whole_tensor):
         yield name, whole if dtype is None else whole.to(dtype)
 
@@ -126,14 +151,10 @@ def whole_tensor(parameter: Tensor) -> Tensor:
 
 
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
-    """A copy of what is saved, in `dtype`, in the memory of rank 0; nothing on other ranks. A collective.
-
-    That is every parameter as `full_tensors` gives it; or the adapters alone where there are any, unless they are to
-    `merge`.
-    """
+    """A copy of `full_tensors` in `dtype`, in the memory of rank 0; of the adapters alone, if any, unless they are to `merge`. A collective."""
     weights = {}
-    adapters = has_adapters(policy.model) and not merge
-    named = adapter_tensors(policy.model, whole_tensor) if adapters else full_tensors(policy)
+    adapters = any(".lora_" in name for name, _ in policy.named_parameters())
+    named = adapter_tensors(policy.model, whole_tensor) if adapters and not merge else full_tensors(policy)
     for name, whole in named:
         if rank == 0:
             weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)
@@ -145,8 +166,7 @@ def write_model(
 ) -> None:
     """Write a Hugging Face folder: weights, config, and the tokenizer's files of `model_dir`; adapters alone in PEFT's format.
 
-    Written next to `folder` and renamed at the end, so that it is whole or not there. A folder that was there is
-    replaced. The policy is asked for its config alone.
+    It is written next to `folder` and renamed at the end; one that was there is replaced.
     """
     folder, model_dir = Path(folder), Path(model_dir)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -161,20 +181,12 @@ def write_model(
         config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
         text = json.dumps({**config, "dtype": dtype}, indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")
-    for source in sorted(model_dir.iterdir()):
-        kept = source.is_file() and not (partial / source.name).exists() and _wanted(source)
-        if kept and not (adapter and source.name == "config.json"):
+    for source in filter(Path.is_file, sorted(model_dir.iterdir())):
+        # Tokenizer and generation files; not the old weights in any form, nor their index.
+        kept = source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
+        if kept and not (partial / source.name).exists() and not (adapter and source.name == "config.json"):
             shutil.copy2(source, partial / source.name)
-    replace_folder(partial, folder)
-
-
-def _wanted(source: Path) -> bool:
-    """Tokenizer and generation files; not the old weights in any form, nor their index."""
-    return source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
-
-
-def replace_folder(partial: Path, folder: Path) -> None:
-    """Rename `partial` to `folder`, and remove what was there before only once the new one is in place."""
+    # What was there before is removed only once the new folder is in place.
     old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

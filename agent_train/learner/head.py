@@ -1,15 +1,14 @@
-"""From packed tokens to log-probabilities and entropies, without ever holding T x V logits.
+"""From packed tokens to log-probabilities and entropies, without ever holding T x V logits; or to a value or score.
 
 Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each
 chunk again, all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the
 vocabulary to the next.
 
 Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D
-hidden size.
+hidden size, S samples (segments).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class _ChunkedHead(torch.autograd.Function):
         logits = _Logits(hidden_MD, weight_VD, temperature_M, chunk, vocab_chunk)
         last_CV = None
         for tokens in logits.chunks():
-            answers = _Answers.none(targets_M[tokens], exact)
+            answers = _Answers(targets_M[tokens], exact)
             for entries in logits.parts():
                 logits_CW = logits.of(tokens, entries)
                 answers.add(logits_CW, entries.start, logits.spare(logits_CW))
@@ -81,7 +80,6 @@ class _ChunkedHead(torch.autograd.Function):
         return *whole, None, None, None, None
 
 
-@dataclass
 class _Answers:
     """Running statistics of C tokens over the parts of the vocabulary so far.
 
@@ -89,19 +87,13 @@ class _Answers:
     logit of the target, once its part has come.
     """
 
-    targets_C: Tensor
-    top_C: Tensor
-    sum_C: Tensor
-    dot_C: Tensor
-    target_C: Tensor
-
-    @staticmethod
-    def none(targets_C: Tensor, dtype: torch.dtype) -> "_Answers":
+    def __init__(self, targets_C: Tensor, dtype: torch.dtype):
         zeros_C = torch.zeros(len(targets_C), dtype=dtype, device=targets_C.device)
-        return _Answers(targets_C, zeros_C + torch.finfo(dtype).min / 2, zeros_C, zeros_C, zeros_C)
+        self.targets_C, self.top_C = targets_C, zeros_C + torch.finfo(dtype).min / 2
+        self.sum_C = self.dot_C = self.target_C = zeros_C
 
     def add(self, logits_CW: Tensor, start: int, spare_CW: Tensor) -> None:
-        """Take a part of the vocabulary, from entry `start`. It leaves the logits less the greatest so far."""
+        """Take a part of the vocabulary, from entry `start`. It leaves in `logits_CW` the logits less the greatest so far."""
         top_C = torch.maximum(self.top_C, logits_CW.amax(-1))
         inside_C, place_C = _inside(self.targets_C - start, logits_CW.shape[1])
         self.target_C = torch.where(inside_C, logits_CW.gather(1, place_C[:, None])[:, 0], self.target_C)
@@ -217,17 +209,11 @@ class _Logits:
 def chunked_head(
     hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature_M: Tensor, chunk: int, vocab_chunk: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """logprobs_M of the targets and entropy_M, in nats and fp32 (fp64 where the hidden states are), with gradients.
+    """logprobs_M of the targets (token ids) and entropy_M, in nats and fp32 (fp64 where the hidden states are), with gradients.
 
-    Two blocks of logits exist at one time, until the backward pass is done.
-
-    Args:
-        hidden_MD: the hidden states that predict the targets.
-        weight_VD: the output embedding.
-        targets_M: token ids.
-        temperature_M: divides the logits, positive.
-        chunk: tokens of a block.
-        vocab_chunk: entries of the vocabulary of a block; 0 is all.
+    `hidden_MD` predict the targets, `weight_VD` is the output embedding, and `temperature_M` divides the logits. A block
+    of logits has `chunk` tokens and `vocab_chunk` entries of the vocabulary (0: all); two exist at one time, until the
+    backward pass is done.
     """
     return _ChunkedHead.apply(hidden_MD, weight_VD, targets_M, temperature_M, chunk, vocab_chunk)
 
@@ -235,17 +221,13 @@ def chunked_head(
 class PackedPolicy(nn.Module):
     """A causal language model, loaded with the packed attention: micro-batch in, log-probabilities and entropies out.
 
-    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too, also
-    where it is tied to the input embedding.
+    Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too.
     """
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
-        wrong = [
-            n
-            for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-            if getattr(model.config, n, None) not in (None, 1, 1.0)
-        ]
+        scalings = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+        wrong = [name for name in scalings if getattr(model.config, name, None) not in (None, 1, 1.0)]
         if model.get_output_embeddings().bias is not None:
             wrong.append("a bias of the output embedding")
         if wrong:
@@ -268,3 +250,42 @@ class PackedPolicy(nn.Module):
         )
         zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
         return zeros_T.index_copy(0, index_M, logprobs_M), zeros_T.index_copy(0, index_M, entropy_M)
+
+
+class PackedValue(nn.Module):
+    """A sequence classifier of one label, loaded with the packed attention: micro-batch in, values or scores out.
+
+    With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does.
+    """
+
+    def __init__(self, model: Any, of_samples: bool = False):
+        super().__init__()
+        score = getattr(model, "score", None)
+        if not isinstance(score, nn.Linear) or score.bias is not None or score.out_features != 1:
+            raise ValueError(f"{type(model).__name__} cannot give values: it has no linear `score` of one number")
+        self.model = model
+        self.of_samples = of_samples
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """values_T, before each token that the policy sampled: from the state that predicts it; 0 outside the mask. fp32.
+
+        With `of_samples` scores_S: from the state at `last_sampled`, that token read.
+        """
+        hidden_TD = hidden_states(self.model, batch)
+        index_M = batch.mask_T.nonzero()[:, 0]
+        places = last_sampled(batch) if self.of_samples else batch.previous_T[index_M]
+        numbers = hidden_TD[places].float() @ self.model.score.weight[0].float()
+        if self.of_samples:
+            return numbers
+        zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
+        return zeros_T.index_copy(0, index_M, numbers)
+
+
+def last_sampled(batch: MicroBatch) -> Tensor:
+    """positions_S: of the last sampled token of each sample, of its last token where none was sampled."""
+    ends_S = batch.cu_seqlens[1:].long() - 1
+    here_T = torch.arange(len(batch.ids_T), device=ends_S.device)
+    found_S = torch.full_like(ends_S, -1).scatter_reduce(
+        0, batch.segment_T, torch.where(batch.mask_T, here_T, -1), "amax"
+    )
+    return torch.where(found_S >= 0, found_S, ends_S)

@@ -1,7 +1,7 @@
 """Loads weights from the files of a model folder straight into the shards of a meta-device model.
 
-Parameters on the meta device have a shape and no memory; buffers (rotary frequencies) are computed as ever. The model
-is sharded like that, and then each rank reads its own shards and nothing else.
+Parameters on the meta device have a shape and no memory. The model is sharded like that, and each rank reads its own
+shards.
 """
 
 import json
@@ -16,7 +16,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-Ranges = tuple[slice, ...]
 # Initial values of a parameter that no file holds: its name and whole shape -> values, the same on every rank.
 Initial = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -61,11 +60,10 @@ def meta_parameters() -> Iterator[None]:
 def build_empty(
     auto_class: Any, model_dir: str | Path, attention: str, new: str | None = None, **settings: Any
 ) -> Any | None:
-    """A model of a folder's config, with these settings, without weights, fp32; None where its files are not simply its parameters.
+    """A model of a folder's config, with these settings, without weights, fp32; None where it has to be loaded whole.
 
     That is so for weights in another format than safetensors, for quantised ones, and for architectures whose tensors
-    transformers renames or joins when it loads them: such a model has to be loaded whole. No file need hold the
-    parameter `new`.
+    transformers renames or joins. No file need hold the parameter `new`.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -76,7 +74,15 @@ def build_empty(
         return None
     with meta_parameters():
         model = auto_class.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    if get_model_conversion_mapping(model, add_legacy=False) or not _hold(files, model, new):
+    # The files hold every parameter, once if tied, but `new`, and every saved buffer under its name and in its shape.
+    saved = model.state_dict(keep_vars=True)
+    buffers = {name: value for name, value in saved.items() if not isinstance(value, nn.Parameter)}
+    with _mapped(files) as file_of:
+        whole = all(
+            tuple(file_of(name).get_slice(name).get_shape()) == tuple(wanted.shape) if name in files else name == new
+            for name, wanted in {**dict(model.named_parameters()), **buffers}.items()
+        )
+    if not whole or get_model_conversion_mapping(model, add_legacy=False):
         return None
     if (Path(model_dir) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
@@ -86,9 +92,13 @@ def build_empty(
 def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.device, initial: Initial) -> None:
     """Give the parameters of `model`, a part of `module`, that are on the meta device their values, each rank its own shards.
 
-    `initial` gives the values of the parameters that no file holds. Not a collective.
+    `initial` gives those that no file holds. Not a collective.
     """
-    owners = _owners(module)
+    # The modules and attributes that hold each parameter: several where weights are tied.
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for attribute, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append((owner, attribute))
     files = weight_files(model_dir)
     with _mapped(files) as file_of, torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -104,7 +114,7 @@ def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.dev
                 local = initial(name, shape)[_ranges(parameter)]
             # Not a view: the file's mapping is closed, and a whole initial value is not kept.
             local = local.to(device, torch.float32, copy=True).contiguous()
-            filled = nn.Parameter(_like(parameter, local), requires_grad=parameter.requires_grad)
+            filled = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
             for owner, attribute in owners[id(parameter)]:
                 setattr(owner, attribute, filled)
 
@@ -114,29 +124,7 @@ def file_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _hold(files: dict[str, Path], model: nn.Module, new: str | None) -> bool:
-    """True if the files hold every parameter, once if tied, but `new`, and every saved buffer under its name and in its shape."""
-    saved = model.state_dict(keep_vars=True)
-    buffers = {name: value for name, value in saved.items() if not isinstance(value, nn.Parameter)}
-    stored = dict(model.named_parameters()) | buffers
-    with _mapped(files) as file_of:
-        return all(
-            tuple(file_of(name).get_slice(name).get_shape()) == tuple(wanted.shape) if name in files else name == new
-            for name, wanted in stored.items()
-        )
-
-
-def _owners(module: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """The modules and attributes that hold each parameter: several where weights are tied."""
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for owner in module.modules():
-        for attribute, parameter in owner._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((owner, attribute))
-    return owners
-
-
-def _ranges(parameter: Tensor) -> Ranges:
+def _ranges(parameter: Tensor) -> tuple[slice, ...]:
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     begin, size = [0] * parameter.ndim, list(parameter.shape)
@@ -152,18 +140,12 @@ def _ranges(parameter: Tensor) -> Ranges:
     return tuple(slice(start, start + length) for start, length in zip(begin, size, strict=True))
 
 
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
+def like(parameter: Tensor, local: Tensor) -> Tensor:
+    """A tensor that is sharded as `parameter` is, from this rank's shard. It lies where that does."""
     if not isinstance(parameter, DTensor):
         return local
-    if tuple(parameter.to_local().shape) != tuple(local.shape):
+    if parameter.to_local().shape != local.shape:
         raise RuntimeError(f"a shard of {tuple(parameter.to_local().shape)} cannot hold {tuple(local.shape)}")
-    sharded = DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    # Moves to the mesh's device; offloaded tensors return to the host.
-    return sharded.to(local.device)
+    whole = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    # Moved to the mesh's device first; offloaded tensors return to the host.
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **whole).to(local.device)

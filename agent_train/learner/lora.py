@@ -1,7 +1,6 @@
 """Low-rank adapters in place of all weights, with PEFT: its layers in the model, its files on disk.
 
-The model's own weights are frozen; without the adapters it is the policy as the run began, which is the reference of a
-KL.
+Without its adapters the model is the policy as the run began, which is the reference of a KL.
 """
 
 import copy
@@ -20,14 +19,10 @@ from agent_train.config.schema import LoraConfig
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_PEFT_PREFIX = "base_model.model."
 
 
 def add_adapters(model: Any, settings: LoraConfig) -> None:
-    """Put an adapter around each layer that `settings.targets` names and freeze everything else, in place.
-
-    The adapters' weights are on the meta device: `loading.fill` gives them their values, by `initial_adapter`.
-    """
+    """Put an adapter, on the meta device, around each layer that `settings.targets` names and freeze everything else, in place."""
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
@@ -35,10 +30,9 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
         raise ValueError(
             f"lora.rank={settings.rank} needs peft: pip install 'agentgym-toolkit[lora]' ({error})"
         ) from error
-    names = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    names -= {
-        name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()
-    }
+    head = model.get_output_embeddings()
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    names = {name.rsplit(".", 1)[-1] for name in linear}
     if unknown := sorted(set(settings.targets) - names):
         raise ValueError(f"lora.targets: {type(model).__name__} has no linear layers {unknown}: it has {sorted(names)}")
     peft_config = PeftConfig(
@@ -63,14 +57,10 @@ def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
-def has_adapters(model: nn.Module) -> bool:
-    return any(True for _ in _layers(model))
-
-
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The model computes as without adapters, to the bit. Not for training."""
-    layers = list(_layers(model))
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A") and hasattr(m, "scaling")]
     scales = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:
         layer.scaling[ADAPTER] = 0.0
@@ -82,10 +72,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each weight of the model with its adapter, if any, added to it, under the name that it has without adapters.
-
-    `whole` gathers the whole tensor of a parameter, a collective.
-    """
+    """Each weight with its adapter, if any, added, under its name without adapters. `whole` gathers a parameter, a collective."""
     layers = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -101,7 +88,7 @@ def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]
     """Each weight of the adapters under its name in PEFT's file. `whole` as in `merged`."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            yield _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter)
+            yield "base_model.model." + name.replace(f".{ADAPTER}.", "."), whole(parameter)
 
 
 def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> None:
@@ -111,7 +98,3 @@ def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_di
     config.inference_mode = True
     config.save_pretrained(str(folder))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / WEIGHTS_FILE))
-
-
-def _layers(model: nn.Module) -> Iterator[Any]:
-    return (layer for layer in model.modules() if hasattr(layer, "lora_A") and hasattr(layer, "scaling"))

@@ -1,6 +1,6 @@
 """Metrics of an update: sums and maxima per micro-batch, reduced over all ranks, and the means made from them.
 
-A fixed panel, whatever the objective is. Numbers are read back to the host once for each optimizer step.
+Numbers are read back to the host once for each optimizer step.
 
 Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks.
 """
@@ -14,23 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agent_train.algorithms import mismatch as panel
+from agent_train.algorithms.kl import mismatch, mismatch_sums
 from agent_train.algorithms.losses import k3, keep, log_ratio
-from agent_train.algorithms.mismatch import mismatch, mismatch_sums
 from agent_train.algorithms.policy_loss import LossInputs
 from agent_train.data.packing import MicroBatch
 
-# Of a micro-batch and the model's output for it: the loss to differentiate, fp64 sums and maxima to report. The first sum is the loss.
-MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tensor, Tensor]]
-
-# The first four are sums of tokens weighted already, `gap_*` are those of the mismatch panel; the rest are sums over tokens.
-_OWN_SUMS = (
-    *("loss", "loss_policy", "loss_kl", "loss_entropy"),
-    *("tokens", "entropy", "compared", "ratio", "kl_k1", "kl_k3", "clipped"),
-    *("correction", "cut", "dropped", "referenced", "kl_reference", "dated", "lag"),
-)
-SUMS = (*_OWN_SUMS, *(f"gap_{name}" for name in panel.SUMS))
-MAXIMA = ("ratio_max", "lag_max", "gap_abs_max")
+Numbers = dict[str, Tensor]  # scalars by name
+# Of a micro-batch and the model's output for it: the loss to differentiate, sums and maxima to report. The loss is among the sums.
+MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Numbers, Numbers]]
 
 
 @dataclass(frozen=True)
@@ -38,8 +29,9 @@ class UpdateMetrics:
     """One update of the policy, over all ranks, micro-batches and optimizer steps. Means are over sampled tokens; nats."""
 
     loss: float  # reduced as the settings say; the mean over the optimizer steps
-    # of the trained policy to the proximal one, or to the engine's where `algorithm.proximal` says so
-    ratio_mean: float
+    ratio_mean: (
+        float  # of the trained policy to the proximal one, or to the engine's for `algorithm.proximal=behaviour`
+    )
     ratio_max: float  # the largest
     clip_fraction: float  # share of tokens that the clip holds back: they have an advantage and no gradient
     kl_k1: float  # KL(proximal || trained), estimated as the mean of -log ratio
@@ -65,8 +57,7 @@ class UpdateMetrics:
     correction_mean: float = 1.0  # factor of the policy's loss; 1 without a correction
     cut_fraction: float = 0.0  # share of tokens whose weight a correction cut to its cap
     dropped_fraction: float = 0.0  # share of tokens that a correction dropped
-    # how many versions the trainer is ahead of the weights that sampled a token, at the start of the update
-    staleness: float = 0.0
+    staleness: float = 0.0  # versions that the trainer is ahead of the weights that sampled a token, before the update
     staleness_max: float = 0.0  # the largest
 
 
@@ -74,8 +65,8 @@ class UpdateMetrics:
 class OptimizerStep:
     """One optimizer step of any role, reduced over micro-batches and ranks: the same on every rank."""
 
-    sums: list[float]  # of the objective, in its order; the first is the loss
-    maxima: list[float]  # of the objective
+    sums: dict[str, float]  # of the objective
+    maxima: dict[str, float]  # of the objective
     grad_norm: float  # of the whole gradient, before clipping
     lr: float  # the learning rate
     skipped: bool  # the weights were left as they are, because the loss or the gradient was not finite
@@ -83,37 +74,37 @@ class OptimizerStep:
 
     @property
     def loss(self) -> float:
-        return self.sums[0]
+        return self.sums["loss"]
 
 
-def loss_alone(loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def loss_alone(loss: Tensor) -> tuple[Tensor, Numbers, Numbers]:
     """A micro-batch's loss without other measures."""
-    return loss, loss.detach().double()[None], torch.zeros(1, dtype=torch.float64, device=loss.device)
+    return loss, {"loss": loss.detach()}, {}
 
 
 def reduced(
-    measured: Sequence[tuple[Tensor, Tensor]], norm: Tensor, group: dist.ProcessGroup | None = None
-) -> tuple[list[float], list[float], float]:
+    measured: Sequence[Sequence[Numbers]], norm: Tensor, group: dist.ProcessGroup | None = None
+) -> tuple[dict[str, float], dict[str, float], float]:
     """Sums and maxima over micro-batches and ranks: one collective, and the step's only wait for the device.
 
-    `norm` is the gradient's, the same on all ranks; it is read back with the rest. `group` has the ranks that hold
-    different tokens; None is all.
+    `norm` is the gradient's, read back with the rest. `group` has the ranks that hold different tokens; None is all.
     """
-    sums_K = torch.stack([sums for sums, _ in measured]).sum(0)
-    maxima_K = torch.stack([maxima for _, maxima in measured]).amax(0)
-    local_K = torch.cat([sums_K, maxima_K])
+    sums, maxima = measured[0]
+    sums_K = torch.stack([torch.stack([x.double() for x in own.values()]) for own, _ in measured]).sum(0)
+    maxima_K = [torch.stack([own[name].double() for _, own in measured]).amax() for name in maxima]
+    local_K = torch.cat([sums_K, *(x[None] for x in maxima_K)])
     everyone = [torch.empty_like(local_K) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, local_K, group=group)
     all_RK = torch.stack(everyone)
-    split = len(sums_K)
+    split = len(sums)
     values = torch.cat([all_RK[:, :split].sum(0), all_RK[:, split:].amax(0), norm.double()[None]]).tolist()
-    return values[:split], values[split:-1], values[-1]
+    return dict(zip(sums, values, strict=False)), dict(zip(maxima, values[split:-1], strict=True)), values[-1]
 
 
 @torch.no_grad()
 def policy_sums(
     batch: MicroBatch,
-    weighted: Sequence[Tensor],
+    weighted: Numbers,
     inputs: LossInputs,
     clip_mask_T: Tensor,
     *,
@@ -122,13 +113,12 @@ def policy_sums(
     cap: float | None,
     kl_T: Tensor | None,
     version: int | None,
-) -> tuple[Tensor, Tensor]:
-    """The SUMS and MAXIMA of one micro-batch as two fp64 vectors on its device; nothing is read back to the host.
+) -> tuple[Numbers, Numbers]:
+    """The sums over tokens and the maxima of one micro-batch, on its device; nothing is read back to the host.
 
-    `weighted` is the loss and its three parts: policy, KL, entropy. A tensor is None where nothing makes it: `start_T`,
-    the trainer's log-probabilities at the start of the update; `correction_T`, the factor of the policy's loss, cut at
-    `cap`; `kl_T`, estimates of the KL to the reference. `version` is of the trainer's weights at the start of the
-    update.
+    `weighted` is the loss and its parts. What nothing makes is None: `start_T`, the trainer's log-probabilities at the
+    start of the update, `version` of its weights then; `correction_T`, the factor of the policy's loss, cut at `cap`;
+    `kl_T`, estimates of the KL to the reference.
     """
     mask_T, old_T, zeros_T = batch.mask_T, inputs.old_T, torch.zeros_like(inputs.logprobs_T)
     none_T = torch.zeros_like(mask_T)
@@ -136,60 +126,70 @@ def policy_sums(
     compared_T = none_T if old_T is None else mask_T
     ratio_T = keep(log_ratio_T.exp(), compared_T)
     weight_T = mask_T if correction_T is None else correction_T
-    cut_T = none_T if correction_T is None or cap is None else mask_T & (weight_T >= cap)
-    dropped_T = none_T if correction_T is None else mask_T & (weight_T == 0)
     dated_T = none_T if version is None else mask_T & (batch.versions_T >= 0)
     lag_T = keep((version or 0) - batch.versions_T, dated_T)
-    per_token = (
-        mask_T,
-        zeros_T if inputs.entropy_T is None else keep(inputs.entropy_T, mask_T),
-        compared_T,
-        ratio_T,
-        -log_ratio_T,
-        k3(log_ratio_T),
-        clip_mask_T,
-        keep(weight_T, mask_T),
-        cut_T,
-        dropped_T,
-        none_T if kl_T is None else mask_T,
-        zeros_T if kl_T is None else keep(kl_T, mask_T),
-        dated_T,
-        lag_T,
-    )
-    known_T = none_T if start_T is None else mask_T
-    gap_T = zeros_T if start_T is None else start_T - batch.behaviour_logprobs_T
-    gap_sums_K, gap_max_1 = mismatch_sums(gap_T, known_T)
-    totals = torch.stack([x_T.sum(dtype=torch.float64) for x_T in per_token])
-    maxima = torch.stack([ratio_T.max().double(), lag_T.max().double()])
-    return torch.cat([torch.stack([*weighted]).double(), totals, gap_sums_K]), torch.cat([maxima, gap_max_1])
+    per_token = {
+        "tokens": mask_T,
+        "entropy": zeros_T if inputs.entropy_T is None else keep(inputs.entropy_T, mask_T),
+        "compared": compared_T,
+        "ratio": ratio_T,
+        "kl_k1": -log_ratio_T,
+        "kl_k3": k3(log_ratio_T),
+        "clipped": clip_mask_T,
+        "correction": keep(weight_T, mask_T),
+        "cut": none_T if correction_T is None or cap is None else mask_T & (weight_T >= cap),
+        "dropped": none_T if correction_T is None else mask_T & (weight_T == 0),
+        "referenced": none_T if kl_T is None else mask_T,
+        "kl_reference": zeros_T if kl_T is None else keep(kl_T, mask_T),
+        "dated": dated_T,
+        "lag": lag_T,
+    }
+    gap_T = zeros_T if start_T is None else keep(start_T - batch.behaviour_logprobs_T, mask_T)
+    gap = mismatch_sums(gap_T, none_T if start_T is None else mask_T)
+    sums = {name: number.detach() for name, number in weighted.items()}
+    sums |= {name: x_T.sum(dtype=torch.float64) for name, x_T in per_token.items()}
+    sums |= {f"gap_{name}": number for name, number in gap.items()}
+    return sums, {"ratio_max": ratio_T.max(), "lag_max": lag_T.max(), "gap_max": gap_T.abs().max()}
+
+
+def totals(steps: Sequence[OptimizerStep]) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
+    """Sums and maxima over the optimizer steps of an update, and what all metrics say of them."""
+    sums = {name: math.fsum(step.sums[name] for step in steps) for name in steps[0].sums}
+    maxima = {name: max(step.maxima[name] for step in steps) for name in steps[0].maxima}
+    of_steps = {
+        "grad_norm": math.fsum(step.grad_norm for step in steps) / len(steps),
+        "lr": steps[-1].lr,
+        "skipped": sum(step.skipped for step in steps),
+    }
+    return sums, maxima, of_steps
 
 
 def summarise(
     steps: Sequence[OptimizerStep], packed_tokens: int, seconds: float, kl_coef: float = 0.0
 ) -> UpdateMetrics:
-    total = {name: math.fsum(step.sums[k] for step in steps) for k, name in enumerate(SUMS)}
-    largest = {name: max(step.maxima[k] for step in steps) for k, name in enumerate(MAXIMA)}
-    gap = mismatch({name: total[f"gap_{name}"] for name in panel.SUMS})
+    total, largest, of_steps = totals(steps)
+    gap = mismatch({name.removeprefix("gap_"): total[name] for name in total if name.startswith("gap_")})
 
     def mean(name: str, count: str = "tokens") -> float:
         return total[name] / max(total[count], 1.0)
 
-    return UpdateMetrics(
+    same_names: dict[str, Any] = {
         **{name: total[name] / len(steps) for name in ("loss", "loss_policy", "loss_kl", "loss_entropy")},
         **{f"gap_{name}": gap[name] for name in ("k1", "k3", "chi_square", "ess")},
+        **of_steps,
+    }
+    return UpdateMetrics(
+        **same_names,
         gap_mean=gap["abs"],
-        gap_max=largest["gap_abs_max"],
+        gap_max=largest["gap_max"],
         ratio_mean=mean("ratio", "compared"),
         ratio_max=largest["ratio_max"],
         clip_fraction=mean("clipped"),
         kl_k1=mean("kl_k1", "compared"),
         kl_k3=mean("kl_k3", "compared"),
         entropy=mean("entropy"),
-        grad_norm=math.fsum(step.grad_norm for step in steps) / len(steps),
         tokens=int(total["tokens"]),
         packed_tokens=packed_tokens,
-        lr=steps[-1].lr,
-        skipped=sum(step.skipped for step in steps),
         seconds=seconds,
         kl_coef=kl_coef,
         kl_reference=mean("kl_reference", "referenced"),

@@ -38,20 +38,13 @@ _HEADS_DIM = 2
 class ParallelDims:
     """The coordinates of one rank."""
 
-    data: int  # sizes of the mesh
-    sequence: int
-    tensor: int
     rank: int  # of all
-    fsdp: DeviceMesh  # mesh over which blocks are sharded
+    tensor: int  # ranks that share the layers
+    fsdp: DeviceMesh  # mesh over which blocks are sharded: data x sequence
     world: DeviceMesh  # mesh over which the rest is
-    tensor_mesh: DeviceMesh | None  # over which the layers of a block are split
-    data_group: dist.ProcessGroup | None  # one rank of each replica, which hold different tokens; None is all
-    spread: SequenceParallelGroup | None  # the ranks of this replica; None where it is one rank
-
-    @property
-    def gradient_scale(self) -> int:
-        """The factor of the loss: FSDP averages over ranks, and the tokens' weights already count all."""
-        return self.data * self.sequence
+    tensor_mesh: DeviceMesh | None = None  # over which the layers of a block are split
+    data_group: dist.ProcessGroup | None = None  # one rank of each replica, which hold different tokens; None is all
+    spread: SequenceParallelGroup | None = None  # the ranks of this replica; None where it is one rank
 
 
 def replica_size(settings: LearnerConfig) -> int:
@@ -59,65 +52,38 @@ def replica_size(settings: LearnerConfig) -> int:
     return settings.sequence_parallel * settings.tensor_parallel
 
 
-def data_ranks(settings: LearnerConfig) -> int:
-    """The number of parts that the samples of a step are dealt into. Raises ValueError if the ranks cannot be grouped so."""
-    size = replica_size(settings)
-    if settings.workers % size:
-        raise ValueError(
-            f"learner.workers={settings.workers} is no multiple of learner.sequence_parallel * learner.tensor_parallel={size}"
-        )
-    return settings.workers // size
-
-
-def deal_to_ranks(
-    samples: Sequence[TrainingSample],
-    settings: LearnerConfig,
-    reduction: str = "token-mean",
-    length: float | None = None,
-    cost: Cost = TOKENS,
-) -> list[RankBatch]:
+def deal_to_ranks(samples: Sequence[TrainingSample], settings: LearnerConfig, cost: Cost = TOKENS) -> list[RankBatch]:
     """One optimizer step dealt to all ranks: those of one replica get the same batch. See `packing.rank_batches`."""
-    where = (data_ranks(settings), settings.microbatch_tokens)
-    dealt = rank_batches(samples, *where, reduction, length, cost, settings.shared_prefix)
-    return [batch for batch in dealt for _ in range(replica_size(settings))]
+    size, budget = replica_size(settings), settings.microbatch_tokens
+    dealt = rank_batches(samples, settings.workers // size, budget, cost=cost, shared_prefix=settings.shared_prefix)
+    return [batch for batch in dealt for _ in range(size)]
 
 
 def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -> ParallelDims:
-    """The coordinates of one rank of `world`, with its process groups. A collective; the default process group is there already.
-
-    `world` is `settings.workers`, or 1 for a single worker. Raises ValueError if the ranks cannot be grouped so.
-    """
+    """The coordinates of one rank of `world`, `settings.workers` or 1, with its process groups. A collective of the default one."""
     sequence, tensor = settings.sequence_parallel, settings.tensor_parallel
-    if world % (sequence * tensor):
-        raise ValueError(f"{world} ranks are no multiple of {sequence} * {tensor} (sequence and tensor parallel)")
-    data = world // (sequence * tensor)
     if sequence == tensor == 1:
         mesh = init_device_mesh(device, (world,), mesh_dim_names=("fsdp",))
-        return ParallelDims(data, 1, 1, rank, mesh, mesh, None, None, None)
-    mesh = init_device_mesh(device, (data, sequence, tensor), mesh_dim_names=("data", "sequence", "tensor"))
+        return ParallelDims(rank, tensor, mesh, mesh)
+    shape = (world // (sequence * tensor), sequence, tensor)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "sequence", "tensor"))
     fsdp = mesh["data", "sequence"]._flatten("fsdp")
     replica = mesh["sequence", "tensor"]._flatten("replica")
     everyone = mesh._flatten("world")
-    spread = SequenceParallelGroup(
-        mesh["sequence"].get_group(),
-        mesh["sequence"].get_local_rank(),
-        sequence,
-        replica.get_group(),
-        replica.get_local_rank(),
-        sequence * tensor,
-    )
-    tensor_mesh, data_group = mesh["tensor"] if tensor > 1 else None, mesh["data"].get_group()
-    return ParallelDims(data, sequence, tensor, rank, fsdp, everyone, tensor_mesh, data_group, spread)
+    spread = SequenceParallelGroup(mesh["sequence"].get_group(), replica.get_group())
+    tensor_mesh = mesh["tensor"] if tensor > 1 else None
+    return ParallelDims(rank, tensor, fsdp, everyone, tensor_mesh, mesh["data"].get_group(), spread)
 
 
-def check_model(model: Any, dims: ParallelDims) -> None:
+def check_model(model: Any, settings: LearnerConfig) -> None:
     """Raises ValueError where the model's heads cannot be divided among the ranks."""
     query, key = model.config.num_attention_heads, model.config.num_key_value_heads
-    if query % dims.tensor or key % dims.tensor:
+    tensor = settings.tensor_parallel
+    if query % tensor or key % tensor:
         raise ValueError(
-            f"learner.tensor_parallel={dims.tensor} has to divide the model's {query} query and {key} key/value heads"
+            f"learner.tensor_parallel={tensor} has to divide the model's {query} query and {key} key/value heads"
         )
-    check_heads(query // dims.tensor, key // dims.tensor, dims.sequence)
+    check_heads(query // tensor, key // tensor, settings.sequence_parallel)
 
 
 def split_layers(model: Any, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
@@ -167,18 +133,21 @@ def _layer(name: str) -> tuple[str, str]:
 
 
 def clip_gradients(module: nn.Module, limit: float, dims: ParallelDims, device: torch.device) -> Tensor:
-    """Scale the gradients down to a norm of at most `limit`, over the shards of all ranks. A collective.
+    """Scale the gradients to a norm of at most `limit` over all shards; the norm before, on `device`. A collective."""
 
-    Returns the norm before, a scalar on `device`. It is not finite where a gradient is not.
-    """
+    def is_split(parameter: Tensor) -> bool:
+        """True if ranks that share the layers hold different parts of it."""
+        if not isinstance(parameter, DTensor) or parameter.device_mesh == dims.world:
+            return isinstance(parameter, DTensor)
+        return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()
+
     counted, everything = [], []
     for parameter in module.parameters():
         if parameter.grad is None:
             continue
-        grad = parameter.grad
-        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         everything.append(local)
-        if dims.tensor == 1 or dims.rank % dims.tensor == 0 or _is_split(parameter, dims):
+        if dims.tensor == 1 or dims.rank % dims.tensor == 0 or is_split(parameter):
             counted.append(local)
     norms = torch._foreach_norm(counted) if counted else [torch.zeros(())]
     square = torch.stack([norm.float() for norm in norms]).square().sum().to(device)
@@ -188,12 +157,3 @@ def clip_gradients(module: nn.Module, limit: float, dims: ParallelDims, device: 
     for local in everything:
         local.mul_(factor.to(local.device, local.dtype))
     return norm
-
-
-def _is_split(parameter: Tensor, dims: ParallelDims) -> bool:
-    """True if ranks that share the layers hold different parts of it."""
-    if not isinstance(parameter, DTensor):
-        return False
-    if parameter.device_mesh == dims.world:
-        return True
-    return parameter.device_mesh.ndim > 1 and not parameter.placements[-1].is_replicate()

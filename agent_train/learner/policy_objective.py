@@ -3,8 +3,7 @@
     correction(o / b) * policy_loss(p / o) + kl_coef * kl(p, reference) - entropy_coef * entropy(p)
 
 where p is trained, o is the trainer's policy at the start of the training step (the proximal one), and b sampled (the
-engine's). In the first optimizer step of a training step o is p, and the ratio exactly 1. For later ones the
-log-probabilities of o are computed before the first, where something reads them.
+engine's). In the first optimizer step o is p, and the ratio exactly 1.
 
 Legend: T tokens of one packed micro-batch, N sampled tokens of an optimizer step over all ranks.
 """
@@ -17,16 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, proximal_share
+from agent_train.algorithms.corrections import Gap, check_one_weight, drifted, gap_of, interpolated
 from agent_train.algorithms.kl import kl_estimate, kl_loss
-from agent_train.algorithms.losses import entropy_bonus, weighted_sum
+from agent_train.algorithms.losses import keep, single, weighted_sum
 from agent_train.algorithms.policy_loss import LossInputs, PolicyLoss, policy_loss
 from agent_train.algorithms.policy_losses import m2po_drift, m2po_limit
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, corrections
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.measures import policy_sums
+from agent_train.learner.measures import Numbers, policy_sums
 
 ROUNDING = 1e-5  # of fp32 numbers that were computed in another order
 
@@ -60,10 +59,12 @@ class PolicyObjective:
                 raise ValueError(
                     f"{where}: algorithm.kl needs its log-probabilities under the reference, and it has none"
                 )
-            if self.loss.name in WHOLE_SAMPLE_LOSSES and _differ(sample):
-                raise ValueError(
-                    f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
-                )
+            if self.loss.name in WHOLE_SAMPLE_LOSSES:
+                own = [a for a, on in zip(sample.advantages, sample.mask, strict=False) if on] or [0.0]
+                if max(own) - min(own) > ROUNDING * max(map(abs, own)):
+                    raise ValueError(
+                        f"{where}: loss {self.loss.name!r} needs one advantage for all its sampled tokens, and they differ: take gspo_token"
+                    )
             versions = sample.versions or [-1] * len(sample.ids)
             if interpolated and any(on and v < 0 for on, v in zip(sample.mask, versions, strict=True)):
                 raise ValueError(f"{where}: algorithm.proximal=interpolated needs the version that sampled each token")
@@ -78,12 +79,11 @@ class PolicyObjective:
         kl_coef: float = 0.0,
         version: int | None = None,
         drift_limit: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Numbers, Numbers]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
-        `output` is logprobs_T and entropy_T. It is optimizer step `number` of `steps` of the training step, from 0;
-        from 1 on `batch.start_T` is read. `version` is of the trainer's weights at the start; None where it is not
-        known.
+        `output` is logprobs_T and entropy_T, in optimizer step `number` of `steps` of the training step, from 0; from 1
+        on `batch.start_T` is read. `version` is of the trainer's weights at the start, if known.
         """
         logprobs_T, entropy_T = output
         coef = self.settings.entropy_coef
@@ -106,12 +106,19 @@ class PolicyObjective:
         if correction_T is not None:
             policy_T = policy_T * correction_T
         kl_T, measured_T = self._kl(batch, logprobs_T, old_T, kl_coef)
-        bonus_T = entropy_bonus(entropy_T, batch.mask_T, coef) if coef else None
-        parts = [_summed(part_T, batch) for part_T in (policy_T, kl_T, bonus_T)]
-        loss = parts[0] + parts[1] + parts[2]
+        # arXiv 1602.01783. No correction for stale data multiplies it.
+        bonus_T = -coef * keep(single(entropy_T), batch.mask_T) if coef else None
+        terms = {"loss_policy": policy_T, "loss_kl": kl_T, "loss_entropy": bonus_T}
+        parts = {
+            name: torch.zeros_like(batch.weights_T[0])
+            if x_T is None
+            else weighted_sum(x_T, batch.weights_T, batch.mask_T)
+            for name, x_T in terms.items()
+        }
+        loss = parts["loss_policy"] + parts["loss_kl"] + parts["loss_entropy"]
         return loss, *policy_sums(
             batch,
-            [loss, *parts],
+            {"loss": loss, **parts},
             inputs,
             clip_mask_T,
             start_T=start_T,
@@ -128,11 +135,7 @@ class PolicyObjective:
         n_tokens: int,
         group: dist.ProcessGroup | None = None,
     ) -> Tensor:
-        """The limit of one optimizer step of `n_tokens` sampled tokens over all ranks, the same on every rank. One collective.
-
-        `logprobs` are of the policy as it is, for each of this rank's micro-batches; `group` has the ranks that hold
-        different tokens.
-        """
+        """The limit of one optimizer step of `n_tokens` sampled tokens, from the present `logprobs` of all ranks in `group`. One collective."""
         given = [(batch, p_T[batch.mask_T]) for batch, p_T in zip(batches, logprobs, strict=True)]
         own_N = torch.cat(
             [m2po_drift(p_N, b.behaviour_logprobs_T[b.mask_T], b.advantages_T[b.mask_T]) for b, p_N in given]
@@ -154,18 +157,14 @@ class PolicyObjective:
         version: int | None,
     ) -> Gap | None:
         """The log-probabilities that the ratio divides by; None where no loss reads them."""
-        proximal, share_T = self.settings.proximal, None
-        if proximal == "interpolated" and number == 0:
-            # The share is 1: the policy itself, to the last bit.
-            proximal = "recomputed"
-        elif proximal == "interpolated":
+        behaviour_T = batch.behaviour_logprobs_T
+        if self.settings.proximal == "behaviour":
+            return gap_of(behaviour_T, batch.mask_T)
+        if self.settings.proximal == "interpolated":
             # In optimizer steps, of which each version has as many as this one.
             now = (version or 0) * steps
-            share_T = proximal_share(batch.versions_T * steps, now, now + number)
-        if proximal == "recomputed" and start_T is None:
-            return None
-        recomputed_T = start_T if proximal == "recomputed" else None
-        return gap_of(proximal, logprobs_T, batch.behaviour_logprobs_T, batch.mask_T, recomputed_T, share_T)
+            start_T = interpolated(logprobs_T, behaviour_T, batch.versions_T * steps, now, now + number)
+        return None if start_T is None else gap_of(behaviour_T, batch.mask_T, start_T)
 
     def _correction(self, batch: MicroBatch, gap: Gap | None, logprobs_T: Tensor) -> Tensor | None:
         """The factor of each token's policy loss; None where nothing corrects."""
@@ -204,15 +203,3 @@ def policy_objective(settings: AlgorithmConfig) -> PolicyObjective:
     loss = policy_loss(settings.loss, settings.loss_settings)
     check_one_weight(settings.proximal, settings.correction.name, loss.divides_by_behaviour)
     return PolicyObjective(loss, settings)
-
-
-def _differ(sample: TrainingSample) -> bool:
-    """True if the advantages of the sampled tokens differ by more than rounding."""
-    own = [a for a, on in zip(sample.advantages, sample.mask, strict=False) if on]
-    return bool(own) and max(own) - min(own) > ROUNDING * max(map(abs, own))
-
-
-def _summed(loss_T: Tensor | None, batch: MicroBatch) -> Tensor:
-    if loss_T is None:
-        return torch.zeros((), device=batch.mask_T.device)
-    return weighted_sum(loss_T, batch.weights_T, batch.mask_T)

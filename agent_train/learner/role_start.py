@@ -6,11 +6,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config
-from agent_train.learner.roles import learns, roles_of, source_of, start_of
-from agent_train.learner.vocabulary import check_folder
+from agent_train.learner.roles import check_folder, learns, roles_of, source_of, start_of
 
 if TYPE_CHECKING:
     from agent_train.engine.teacher import Teacher
@@ -43,14 +42,9 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
 
 
 async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
-    """Start every role that the settings ask for, side by side; each is closed with the stack, also if another fails.
-
-    Roles that the settings name no folder for start from `begin`, the policy as the run starts. Raises LearnerError, or
-    TeacherError if the teacher's endpoint does not answer or has another vocabulary.
-    """
+    """Start every role side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails."""
     from agent_train.engine.teacher import Teacher
-    from agent_train.learner.actor_group import Learner, shared_devices
-    from agent_train.learner.shipping import shipping
+    from agent_train.learner.actor_group import Learner, shared_devices, shipping
 
     bundles = await shared_devices(config)
     ship = shipping(config)
@@ -68,23 +62,16 @@ async def start_models(config: Config, model_dir: str | Path, begin: str | Path,
 
     try:
         async with asyncio.TaskGroup() as starting:
-            roles = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
-            endpoint = None
+            parts: dict[str, Any] = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
             if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
-                endpoint = starting.create_task(open_endpoint())
+                parts["teacher"] = starting.create_task(open_endpoint())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    found: dict[str, Learner | Teacher] = {role: task.result() for role, task in roles.items()}
-    if endpoint is not None:
-        found["teacher"] = endpoint.result()
-    return Models(**found)  # type: ignore[arg-type]  # each role is of the class that its field says
+    return Models(**{role: task.result() for role, task in parts.items()})
 
 
 async def begin_as_policy(config: Config, models: Models, begin: str | Path) -> None:
-    """Save the policy to `begin`, and load from there the models for which the settings name no folder.
-
-    Called once, when the warm start is over. Nothing happens if there is no such model.
-    """
+    """After the warm start: save the policy to `begin`, and load from there the models for which the settings name no folder."""
     beside = (models.reference, models.critic, models.prm)
     following = [role for role in beside if role is not None and source_of(config, role.role) is None]
     if following:

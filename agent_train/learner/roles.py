@@ -2,15 +2,20 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from agent_train.config.extensions import advantages
 from agent_train.config.schema import Config
 
-ROLES = ("policy", "reference", "critic", "prm", "teacher", "reward_model")
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Shipped advantages that ask for a critic; your own says so by an attribute `targets`.
 WITH_CRITIC = ("gae", "bilevel_gae")
+
+
+class VocabularyError(ValueError):
+    """A model beside the policy that means something else by an id. Says which model, and the first id."""
 
 
 def roles_of(config: Config) -> tuple[str, ...]:
@@ -26,7 +31,7 @@ def roles_of(config: Config) -> tuple[str, ...]:
         "teacher": advantage == "distill" and config.teacher.url is None,
         "reward_model": config.reward_model.path is not None,
     }
-    return tuple(role for role in ROLES if wanted[role])
+    return tuple(role for role, is_wanted in wanted.items() if is_wanted)
 
 
 def has_critic(config: Config) -> bool:
@@ -43,10 +48,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def reference_is_base(config: Config) -> bool:
-    """True if the reference is the policy without its adapters, which needs no second model.
-
-    That is not so where the settings name another, or where the run starts from a warm start that the adapters learned.
-    """
+    """True if the reference is the policy without its adapters, which needs no second model: no other is named, nor warmed up."""
     return config.lora.rank > 0 and config.reference.path is None and config.sft.episodes == 0
 
 
@@ -82,8 +84,27 @@ def learning_rate(config: Config, role: str) -> tuple[float, int]:
 
 
 def lr_scale(config: Config, step: int, steps: int) -> float:
-    """Share of the learning rate that step `step` of `steps`, from 1, takes by `learner.schedule`; the warm-up comes on top.
-
-    Linear: 1 at step 1 and 1 / steps at the last one, so that every step learns something; 0 would come after it.
-    """
+    """The share of the learning rate in step `step` of `steps`, from 1, before the warm-up. Linear: from 1 to 1 / steps, never 0."""
     return 1.0 if config.learner.schedule == "constant" else 1 - (step - 1) / steps
+
+
+def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
+    """Raise VocabularyError unless a model's tokenizer gives every token of the policy's the same id; `name` is its setting."""
+    folder = Path(folder)
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise VocabularyError(
+            f"{name}={folder}: has no tokenizer to compare with the policy's: copy the policy's there if the vocabularies are the same"
+        )
+    there, here = tokenizer_of(folder).get_vocab(), tokenizer_of(policy_dir).get_vocab()
+    for token, number in sorted(here.items(), key=lambda item: item[1]):
+        if there.get(token) != number:
+            raise VocabularyError(
+                f"{name}={folder}: another vocabulary than the policy's: token {token!r} is {number} for the policy and"
+                f" {there.get(token, 'unknown')} there: take a model with the policy's tokenizer"
+            )
+
+
+def tokenizer_of(folder: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))

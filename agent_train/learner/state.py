@@ -1,15 +1,17 @@
-"""The saved state of a role, from which it goes on as if it had never stopped: written beside training, read on any number of ranks.
+"""The optimizers by name, and the saved state of a role, from which it goes on as if it had never stopped.
 
-A folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the optimizer's averages
-under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the states of that rank's
-random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied weights are in it once.
+A state is a folder of `torch.distributed.checkpoint` with the trained weights in fp32 under `model.NAME`, the
+optimizer's averages under `optimizer.NAME.KEY`, and a `rank-N.json` for each rank: the counters of the role and the
+states of that rank's random numbers. Frozen weights and buffers are those of the model folder and are not in it. Tied
+weights are in it once.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,49 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
 
-from agent_train.learner.optimizers import average, set_average, set_lr
+from agent_train.config.schema import LearnerConfig, first_line
+from agent_train.learner.loading import like
 from agentgym.storage.files import write_json
 
 Counters = Mapping[str, int | str]
 Held = Mapping[str, Any]  # DCP's metadata of each tensor in a folder, by its name
+
+
+def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], settings: LearnerConfig) -> optim.Optimizer:
+    """The optimizer that `learner.optimizer` names, over those parameters that are trained.
+
+    `learner.weight_decay` is of matrices only. `adamw` keeps two fp32 averages for each weight; `adamw8bit` keeps them
+    in 8 bits, and in fp32 for tensors of less than 4096 weights.
+    """
+    common = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
+    members: dict[tuple[object, bool], list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        if parameter.requires_grad:
+            # A fused step takes tensors of one device mesh only.
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            # A sharded parameter has the dimensions of the whole one. The biases of experts lie in one matrix.
+            decays = parameter.ndim > 1 and not name.endswith("bias")
+            members.setdefault((mesh, decays), []).append(parameter)
+    groups = [{"params": own, "weight_decay": settings.weight_decay * decays} for (_, decays), own in members.items()]
+    if settings.optimizer == "adamw":
+        return optim.AdamW(groups, fused=True, **common)
+    if find_spec("torchao") is None:
+        raise ValueError("learner.optimizer=adamw8bit needs torchao: pip install torchao, or learner.optimizer=adamw")
+    from torchao.optim import AdamW8bit
+
+    return AdamW8bit(groups, **common)  # type: ignore[no-any-return]
+
+
+def set_lr(optimizer: optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # torchao's, which its compiled step reads
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 class StateError(RuntimeError):
@@ -32,11 +69,10 @@ class StateError(RuntimeError):
 
 
 class StateStore:
-    """Saves and loads the state of one rank; made on every rank of a role alike.
+    """Saves the state of one rank beside training, and loads it on any number of ranks.
 
-    Files are written by a thread, from a copy in host memory that `begin` takes. The ranks talk in a process group of
-    their own, so that a save never meets the collectives of an update. `timeout` is the seconds of one exchange between
-    ranks.
+    Files are written by a thread, from a copy in host memory. The ranks talk in a process group of their own, so that a
+    save never meets the collectives of an update. `timeout` is the seconds of one exchange.
     """
 
     def __init__(self, rank: int, timeout: float):
@@ -49,15 +85,15 @@ class StateStore:
     def begin(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: optim.Optimizer,
         counters: Counters,
         folder: str | Path,
         then: Callable[[], None] | None = None,
     ) -> None:
         """Copy the state to the host and start to write it into a new folder. A collective, as fast as the copy.
 
-        `then` is called by the thread that writes, once the tensors are written on all ranks. Raises RuntimeError if
-        the save before has not ended.
+        The thread calls `then` once the tensors are written on all ranks. Raises RuntimeError if the save before has
+        not ended.
         """
         if self._running is not None and not self._running.done():
             raise RuntimeError(f"a save into {folder} began while the one before was being written")
@@ -78,20 +114,22 @@ class StateStore:
 
         self._running = self._writer.submit(finish)
 
-    def saved(self, wait: bool = False) -> str | None:
+    def saved(self) -> str | None:
         """The outcome of the last save: None while it is written, "" for success or no save, else the failure."""
         if self._running is None:
             return ""
-        if not wait and not self._running.done():
+        if not self._running.done():
             return None
-        error = self._running.exception()
-        return "" if error is None else f"rank {self._rank}: {_reason(error)}"
+        if (error := self._running.exception()) is None:
+            return ""
+        if failures := getattr(error, "failures", None):
+            error = next(iter(failures.values()))[0]
+        return f"rank {self._rank}: {type(error).__name__}: {first_line(error)}"
 
-    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer, folder: str | Path) -> dict[str, Any]:
+    def load(self, module: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> dict[str, Any]:
         """Set weights, optimizer and random numbers from a folder, and return its counters. A collective.
 
-        A rank that the saving run did not have keeps its random numbers. Raises StateError if a weight is missing, or
-        has another shape.
+        A rank that the saving run did not have keeps its random numbers. Raises StateError for another model's folder.
         """
         folder = Path(folder)
         record = json.loads((folder / "rank-0.json").read_text(encoding="utf-8"))
@@ -103,7 +141,7 @@ class StateStore:
         dcp.load(tensors, storage_reader=reader, process_group=self._process_group())
         for name, parameter in _trained(module):
             for key, value in optimizer.state.get(parameter, {}).items():
-                set_average(value, tensors[f"optimizer.{name}.{key}"])
+                _set_average(value, tensors[f"optimizer.{name}.{key}"])
         own = folder / f"rank-{self._rank}.json"
         if own.is_file():
             set_rng_state(json.loads(own.read_text(encoding="utf-8"))["rng"])
@@ -115,17 +153,33 @@ class StateStore:
         return self._group
 
 
-def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor that training changes, by its name in the folder; they share memory with the module and the optimizer.
-
-    Averages in 8 bits are copies in fp32.
-    """
+def tensors_of(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor that training changes, by its name in the folder: in place, but averages in 8 bits are copies in fp32."""
     found = {}
     for name, parameter in _trained(module):
         found[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"optimizer.{name}.{key}"] = average(value)
+            found[f"optimizer.{name}.{key}"] = _average(value)
     return found
+
+
+def _average(value: Tensor) -> Tensor:
+    """The state as tensors that can be copied and written: fp32 where it is kept in 8 bits."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if not _packed(local):
+        return value
+    return like(value, local.dequantize())
+
+
+def _set_average(value: Tensor, wide: Tensor) -> None:
+    """The reverse of `_average`, in place; nothing where that shared its memory."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if _packed(local):
+        local.copy_(wide.to_local() if isinstance(wide, DTensor) else wide)
+
+
+def _packed(local: Tensor) -> bool:
+    return type(local) not in (Tensor, nn.Parameter)
 
 
 def rng_state() -> dict[str, Any]:
@@ -135,8 +189,8 @@ def rng_state() -> dict[str, Any]:
     return {
         "python": [version, list(words), gauss],
         "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
-        "torch": _text(torch.get_rng_state()),
-        "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else None,
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": torch.cuda.get_rng_state().numpy().tobytes().hex() if torch.cuda.is_initialized() else None,
     }
 
 
@@ -156,20 +210,14 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _check(module: nn.Module, held: Held, folder: Path) -> None:
     wanted = {f"model.{name}": tuple(parameter.shape) for name, parameter in _trained(module)}
-    for name, shape in wanted.items():
-        if name not in held:
-            raise StateError(f"{folder}: it is of another model: {name} is not in it")
-        if tuple(held[name].size) != shape:
-            raise StateError(f"{folder}: it is of another model: {name} is {tuple(held[name].size)}, not {shape}")
-    if extra := sorted(name for name in held if name.startswith("model.") and name not in wanted):
-        raise StateError(f"{folder}: it is of another model: this one has no {extra[0]}")
+    found = {name: tuple(tensor.size) for name, tensor in held.items() if name.startswith("model.")}
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        there, here = found.get(wrong[0], "not there"), wanted.get(wrong[0], "not in this one")
+        raise StateError(f"{folder}: it is of another model: {wrong[0]} is {there}, not {here}")
 
 
-def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held, folder: Path) -> None:
-    """Have the optimizer keep the state that the folder has of each parameter, to be filled.
-
-    Only the optimizer itself knows how: it makes a step, with gradients and a rate of 0, which moves nothing.
-    """
+def _make_state(module: nn.Module, optimizer: optim.Optimizer, held: Held, folder: Path) -> None:
+    """Have the optimizer keep the state that the folder has of each parameter, by a step at a rate of 0, which moves nothing."""
     optimizer.state.clear()
     stepped = [(name, p) for name, p in _trained(module) if any(h.startswith(f"optimizer.{name}.") for h in held)]
     if stepped:
@@ -186,17 +234,5 @@ def _make_state(module: nn.Module, optimizer: torch.optim.Optimizer, held: Held,
         raise StateError(f"{folder}: it is of another optimizer: {wrong[0]} is in one of the two alone")
 
 
-def _reason(error: BaseException) -> str:
-    failures = getattr(error, "failures", None)
-    if failures:
-        error = next(iter(failures.values()))[0]
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
-
-
-def _text(state: Tensor) -> str:
-    return bytes(state.tolist()).hex()
-
-
 def _bytes(text: str) -> Tensor:
-    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

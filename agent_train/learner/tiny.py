@@ -55,8 +55,8 @@ CHAT_TEMPLATE = """\
 def build_tiny(folder: str | Path, texts: Iterable[str], tiny: TinyConfig, max_len: int, seed: int) -> None:
     """Write an ordinary Hugging Face folder: config, float32 weights, tokenizer, chat template. The same arguments give the same files.
 
-    The tokenizer is trained on `texts`, for example those of `texts_of_env`; it has at most `tiny.vocab` tokens.
-    `max_len` is the longest sequence in tokens.
+    The tokenizer is trained on `texts`; it has at most `tiny.vocab` tokens. `max_len` is the longest sequence in
+    tokens.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -121,8 +121,7 @@ def texts_of_env(
 ) -> list[str]:
     """The texts of n episodes of an environment, to train a tokenizer on: each message's content, in order.
 
-    The environment's expert plays; `mistakes` is the share of random actions, so that the texts of failures are there
-    too. An environment without an expert gives the opening messages of n tasks.
+    The expert plays, with a share of random `mistakes`; without an expert it is the opening messages of n tasks.
     """
     from agentgym.core.registration import make, spec
 

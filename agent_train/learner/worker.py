@@ -1,8 +1,6 @@
 """One learner rank: a shard of the model and of its optimizer. A Ray actor in a run, a plain object in a test.
 
 Every method that touches the weights is a collective: all ranks call it with their own batches of the same step.
-
-Legend: T packed tokens, R ranks, K numbers that are measured.
 """
 
 import math
@@ -22,29 +20,22 @@ from torch import Tensor
 from agent_train.algorithms.losses import weighted_sum
 from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
-from agent_train.learner.critic_objective import CriticMetrics, check_targets, critic_contribute, summarise_critic
+from agent_train.learner import critic_objective, fsdp, measures
 from agent_train.learner.determinism import make_deterministic
-from agent_train.learner.fsdp import DTYPES, full_tensors, load_policy, shapes_of, shard, whole_on_host, write_model
-from agent_train.learner.head import PackedPolicy
+from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.lora import adapters_off, add_adapters
-from agent_train.learner.measures import MicroBatchLoss, OptimizerStep, UpdateMetrics, loss_alone, reduced, summarise
-from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import clip_gradients, parallel_dims
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
-from agent_train.learner.preference_objective import along_logprobs, along_scores
-from agent_train.learner.prm_objective import prm_contribute
 from agent_train.learner.roles import VALUED, learning_rate, learns
-from agent_train.learner.state import StateStore
-from agent_train.learner.value_head import PackedValue, load_value
+from agent_train.learner.state import StateStore, make_optimizer, set_lr
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group
-from agent_train.weights.manifest import TensorInfo, WeightAddress
+from agent_train.weights.sync import TensorInfo, WeightAddress
 
 
 class LearnerWorker:
     """Rank `rank` of `world`, of one role. `start` comes first; `open_store` before it on rank 0.
 
-    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the process's first
-    GPU).
+    Rank 0 writes files and sends weights. The device is "cpu" (gloo, one thread) or "cuda" (NCCL, the first GPU).
     """
 
     def __init__(self, rank: int, world: int, config: Config, device: str, role: str = "policy"):
@@ -53,24 +44,23 @@ class LearnerWorker:
         self.config = config
         self.role = role
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self._timeout = timedelta(seconds=config.learner.timeout)
         self._store: dist.TCPStore | None = None
         self._weights: WeightGroup | None = None
         self._objective: PolicyObjective | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        # The parameters of the optimizer's running averages, and their number of steps.
+        # The objective of the optimizer's running averages, and their number of steps.
         self._phase = ""
         self._steps = 0
         self._state = StateStore(rank, config.learner.timeout)
 
     def open_store(self, host: str) -> int:
         """Serve the store through which the ranks find each other, on a port that is free; returns the port."""
-        self._store = dist.TCPStore(
-            host, 0, self.world, is_master=True, timeout=self._timeout(), wait_for_workers=False
-        )
+        self._store = dist.TCPStore(host, 0, self.world, is_master=True, timeout=self._timeout, wait_for_workers=False)
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
-        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends."""
+        """Join the other ranks, load and fsdp.shard the model. Returns the manifest of the weights that `send_weights` sends."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
@@ -80,19 +70,19 @@ class LearnerWorker:
             make_deterministic(self.config.trainer.seed)
         transformers.utils.logging.disable_progress_bar()
         if self._store is None:
-            self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout())
+            self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout)
         # Tensors on the host go by gloo if parameters are offloaded.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout()
+            backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout
         )
         self._dims = parallel_dims(self.config.learner, self.rank, self.world, self.device.type)
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
-        """Load and shard a model in place of the one before, with a new optimizer if it learns."""
+        """Load and fsdp.shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
-        self.module = shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
+        self.module = fsdp.shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
         self._phase, self._steps = "", 0
         self._optimizer = None
         if learns(self.config, self.role):
@@ -101,16 +91,10 @@ class LearnerWorker:
 
     def update(
         self, steps: Sequence[RankBatch], lr_scale: float = 1.0, kl_coef: float = 0.0, version: int | None = None
-    ) -> UpdateMetrics:
-        """Updates of the policy, one optimizer step for each of this rank's batches; the same metrics on every rank.
-
-        `lr_scale` is a factor of the learning rate, on top of the warm-up. `version` of the weights is as the engine
-        counts them.
-        """
+    ) -> measures.UpdateMetrics:
+        """One optimizer step for each of this rank's batches; the same metrics on every rank. `version` is as the engine counts."""
         started = time.monotonic()
-        if self._objective is None:
-            self._objective = policy_objective(self.config.algorithm)
-        objective = self._objective
+        objective = self._objective = self._objective or policy_objective(self.config.algorithm)
         objective.check([sample for step in steps for sample in step.samples], kl_coef, version)
         batches = [self._batches(step) for step in steps]
         if objective.needs_start:
@@ -123,18 +107,11 @@ class LearnerWorker:
             limit = None
             if objective.needs_drift_limit:
                 limit = objective.drift_limit(own, self._score(own), step.n_tokens, self._dims.data_group)
-            self._begin("policy")
-            loss = partial(
-                objective.contribute,
-                number=number,
-                steps=len(steps),
-                kl_coef=kl_coef,
-                version=version,
-                drift_limit=limit,
-            )
-            results.append(self._optimizer_step(step, own, loss, self._lr(lr_scale)))
+            given: dict[str, Any] = {"number": number, "steps": len(steps), "kl_coef": kl_coef, "version": version}
+            loss = partial(objective.contribute, drift_limit=limit, **given)
+            results.append(self._optimizer_step("policy", step, own, loss, lr_scale=lr_scale))
         packed_tokens = sum(step.packed_tokens for step in steps)
-        return summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
+        return measures.summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
 
     def on_batches(
         self,
@@ -143,19 +120,17 @@ class LearnerWorker:
         arguments: Sequence[Any],
         *batches: RankBatch,
     ) -> Any:
-        """Call a method on shipped batches with the present numbers of their samples, by id.
-
-        `update` and `update_critic` take all batches, one for each optimizer step; the other methods take one.
-        """
+        """Call a method on shipped batches, one for each optimizer step, with the present numbers of their samples, by id."""
         given = [batch.with_numbers(own) for batch, own in zip(batches, numbers, strict=True)]
         return getattr(self, method)(given if method in ("update", "update_critic") else given[0], *arguments)
 
-    def sft(self, step: RankBatch, lr: float) -> OptimizerStep:
-        def contribute(batch: MicroBatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            return loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
+    def sft(self, step: RankBatch, lr: float) -> measures.OptimizerStep:
+        def contribute(
+            batch: MicroBatch, output: tuple[Tensor, Tensor]
+        ) -> tuple[Tensor, measures.Numbers, measures.Numbers]:
+            return measures.loss_alone(weighted_sum(-output[0], batch.weights_T, batch.mask_T))
 
-        self._begin("sft")
-        return self._optimizer_step(step, self._batches(step), contribute, lr)
+        return self._optimizer_step("sft", step, self._batches(step), contribute, lr)
 
     def logprobs_without_adapters(self, step: RankBatch) -> list[list[list[float]]]:
         """As `logprobs`, of the model that the adapters were added to."""
@@ -166,27 +141,26 @@ class LearnerWorker:
         """The policy's log-probability of each masked token of each sample of each micro-batch, 0.0 elsewhere."""
         return step.by_sample(self._score(self._batches(step)))
 
-    def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> CriticMetrics:
+    def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> critic_objective.CriticMetrics:
         """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
         started = time.monotonic()
         clip = self.config.critic.clip
-        check_targets([sample for step in steps for sample in step.samples], clip)
-        results = []
-        for step in steps:
-            self._begin("critic")
-            contribute = partial(critic_contribute, clip=clip)
-            results.append(self._optimizer_step(step, self._batches(step), contribute, self._lr(lr_scale)))
-        return summarise_critic(results, time.monotonic() - started)
+        critic_objective.check_targets([sample for step in steps for sample in step.samples], clip)
+        loss = partial(critic_objective.critic_contribute, clip=clip)
+        results = [self._optimizer_step("critic", own, self._batches(own), loss, lr_scale=lr_scale) for own in steps]
+        return critic_objective.summarise_critic(results, time.monotonic() - started)
 
-    def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> OptimizerStep:
-        self._begin("prm")
-        return self._optimizer_step(step, self._batches(step), prm_contribute, self._lr(lr_scale))
+    def update_prm(self, step: RankBatch, lr_scale: float = 1.0) -> measures.OptimizerStep:
+        return self._optimizer_step(
+            "prm", step, self._batches(step), critic_objective.prm_contribute, lr_scale=lr_scale
+        )
 
-    def apply_loss_gradients(self, step: RankBatch, lr: float) -> OptimizerStep:
+    def apply_loss_gradients(self, step: RankBatch, lr: float) -> measures.OptimizerStep:
         """One optimizer step on a loss whose derivatives lie in the samples' `advantages`; see `preference_objective`."""
-        self._begin("preference")
-        along: MicroBatchLoss = along_scores if self.role in VALUED else along_logprobs
-        return self._optimizer_step(step, self._batches(step), along, lr)
+        along: measures.MicroBatchLoss = (
+            critic_objective.along_scores if self.role in VALUED else critic_objective.along_logprobs
+        )
+        return self._optimizer_step("preference", step, self._batches(step), along, lr)
 
     def values(self, step: RankBatch) -> list[list[list[float]]]:
         return step.by_sample(self._outputs(self._batches(step)))
@@ -203,16 +177,13 @@ class LearnerWorker:
         return {name: checksum(weight) for name, weight in self._write(folder, merge=False).items()}
 
     def save_state(self, folder: str, export: str | None = None) -> None:
-        """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows.
-
-        A Hugging Face folder of the same weights, or of the adapters, is written to `export`.
-        """
+        """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows; see `StateStore`."""
         last = None
         if export is not None:
             dtype = self.config.model.dtype
-            weights = whole_on_host(self.module, self.rank, dtype)
+            weights = fsdp.whole_on_host(self.module, self.rank, dtype)
             if self.rank == 0:
-                last = partial(write_model, self.module, weights, export, self._model_dir, dtype)
+                last = partial(fsdp.write_model, self.module, weights, export, self._model_dir, dtype)
         counters: dict[str, int | str] = {"phase": self._phase, "steps": self._steps}
         self._state.begin(self.module, self._optimizer, counters, folder, last)
 
@@ -232,11 +203,11 @@ class LearnerWorker:
             self._weights = make_group(address, 0, self.device, connect_seconds=timeout, transfer_seconds=timeout)
 
     def manifest(self) -> list[TensorInfo]:
-        return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in shapes_of(self.module)]
+        return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in fsdp.shapes_of(self.module)]
 
     def send_weights(self) -> dict[str, int]:
         """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others."""
-        tensors = (whole for _, whole in full_tensors(self.module, DTYPES[self.config.model.dtype]))
+        tensors = (whole for _, whole in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
         if self.rank == 0:
             if self._weights is None:
                 raise RuntimeError("send_weights: the learner is in no weight group; call connect_weights first")
@@ -244,9 +215,6 @@ class LearnerWorker:
         for _ in tensors:
             pass
         return {}
-
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.config.learner.timeout)
 
     def _batches(self, step: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in step.batches()]
@@ -261,59 +229,63 @@ class LearnerWorker:
         self.module.reshard()
         return outputs
 
-    def _begin(self, phase: str) -> None:
-        """Forget the optimizer's averages when the objective changes: those of another loss have another scale."""
-        if phase != self._phase:
-            self._learning().state.clear()
-            self._phase, self._steps = phase, 0
-        self._steps += 1
-
-    def _lr(self, lr_scale: float) -> float:
-        lr, warmup_steps = learning_rate(self.config, self.role)
-        return lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
-
-    def _learning(self) -> torch.optim.Optimizer:
-        if self._optimizer is None:
-            raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
-        return self._optimizer
-
     def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
         settings = self.config.learner
         if self.role in VALUED:
             of_samples, seed = self.role == "reward_model", self.config.trainer.seed
-            module: PackedPolicy | PackedValue = load_value(
+            module: PackedPolicy | PackedValue = fsdp.load_value(
                 model_dir, settings.gradient_checkpointing, of_samples=of_samples, seed=seed
             )
         else:
-            module = load_policy(model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk)
+            module = fsdp.load_policy(
+                model_dir, settings.head_chunk, settings.gradient_checkpointing, settings.vocab_chunk
+            )
             if self.config.lora.rank and self.role == "policy":
                 add_adapters(module.model, self.config.lora)
         return module if learns(self.config, self.role) else module.requires_grad_(False)
 
     def _write(self, folder: str, merge: bool) -> dict[str, Tensor]:
         dtype = self.config.model.dtype
-        weights = whole_on_host(self.module, self.rank, dtype, merge)
+        weights = fsdp.whole_on_host(self.module, self.rank, dtype, merge)
         if self.rank == 0:
-            write_model(self.module, weights, folder, self._model_dir, dtype)
+            fsdp.write_model(self.module, weights, folder, self._model_dir, dtype)
         return weights
 
     def _optimizer_step(
-        self, step: RankBatch, batches: Sequence[MicroBatch], contribute: MicroBatchLoss, lr: float
-    ) -> OptimizerStep:
-        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite."""
+        self,
+        phase: str,
+        step: RankBatch,
+        batches: Sequence[MicroBatch],
+        contribute: measures.MicroBatchLoss,
+        lr: float | None = None,
+        lr_scale: float = 1.0,
+    ) -> measures.OptimizerStep:
+        """Forward and backward over all micro-batches, as many on every rank, then one step; none if loss or gradient is not finite.
+
+        `lr` None is the role's own rate after its warm-up, times `lr_scale`.
+        """
+        if (optimizer := self._optimizer) is None:
+            raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
+        if phase != self._phase:
+            # The averages of another loss have another scale.
+            optimizer.state.clear()
+            self._phase, self._steps = phase, 0
+        self._steps += 1
+        if lr is None:
+            full_lr, warmup_steps = learning_rate(self.config, self.role)
+            lr = full_lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
         measured = []
         for batch in batches:
-            loss, sums_K, maxima_K = contribute(batch, self.module(batch))
+            loss, *numbers = contribute(batch, self.module(batch))
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
-            (loss * self._dims.gradient_scale).backward()
-            measured.append((sums_K, maxima_K))
+            (loss * self._dims.fsdp.size()).backward()
+            measured.append(numbers)
         norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
-        sums, maxima, grad_norm = reduced(measured, norm, self._dims.data_group)
-        # The loss is the first sum. All ranks see the same numbers, so all step or none does.
-        applied = math.isfinite(sums[0]) and math.isfinite(grad_norm)
-        optimizer = self._learning()
+        sums, maxima, grad_norm = measures.reduced(measured, norm, self._dims.data_group)
+        # All ranks see the same numbers, so all step or none does.
+        applied = math.isfinite(sums["loss"]) and math.isfinite(grad_norm)
         if applied:
             set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)
+        return measures.OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)

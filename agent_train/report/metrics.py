@@ -17,9 +17,8 @@ from agentgym.evaluate.statistics import success_interval
 
 if TYPE_CHECKING:
     from agent_train.algorithms.selection import SelectionMetrics
-    from agent_train.learner.critic_objective import CriticMetrics
+    from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
     from agent_train.learner.measures import UpdateMetrics
-    from agent_train.learner.prm_objective import PrmMetrics
 
 Record = dict[str, Any]
 

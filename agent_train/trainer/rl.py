@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
 from agent_train.algorithms.selection import choose, more_groups, participants, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
@@ -34,8 +34,7 @@ from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError, demonstrate, warm_start
-from agent_train.weights.manifest import WeightAddress, free_port
-from agent_train.weights.sync import AdapterReceiver, sync, sync_adapter
+from agent_train.weights.sync import AdapterReceiver, WeightAddress, free_port, sync, sync_adapter
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
@@ -43,9 +42,8 @@ from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
 
 if TYPE_CHECKING:
-    from agent_train.learner.critic_objective import CriticMetrics
+    from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
     from agent_train.learner.measures import UpdateMetrics
-    from agent_train.learner.prm_objective import PrmMetrics
 
 CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64
@@ -214,7 +212,7 @@ def give_advantages(
     """The samples with their advantages, and with the critic's targets; see `with_advantages`."""
     baselines = {t.task_id: None if t.failed else t.reward for t in greedy}
     try:
-        inputs = advantage_inputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
+        inputs = AdvantageInputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
         return with_advantages(inputs, samples)
     except ValueError as error:
         raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error

@@ -18,7 +18,7 @@ from agent_train.config.schema import Config, ConfigError
 from agent_train.engine.base import EngineError
 from agent_train.learner.actor_group import LearnerError
 from agent_train.learner.determinism import make_deterministic
-from agent_train.learner.vocabulary import VocabularyError
+from agent_train.learner.roles import VocabularyError
 from agent_train.report.curves import write_result
 from agent_train.report.metrics import Summary
 from agent_train.report.tracking import Tracker

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from agent_train.weights.manifest import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
+from agent_train.config.schema import first_line
+from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
 BUCKET_BYTES = 256 * 1024 * 1024
 CONNECT_SECONDS = 120.0
@@ -72,14 +73,15 @@ def make_group(
             timeout=timedelta(seconds=connect_seconds),
             wait_for_workers=False,
         )
-        store.set(f"device/{rank}", _device_id(device))
+        own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+        store.set(f"device/{rank}", own)
         devices = [store.get(f"device/{other}").decode() for other in range(address.world_size)]
         backend = pick_backend(devices)
         process_group = _process_group(backend, store, address, rank, transfer_seconds)
     except (RuntimeError, ValueError) as error:
         raise WeightTransferError(
             f"weight group: rank {rank} of {address.world_size} could not join at {address.host}:{address.port} within "
-            f"{connect_seconds:g} s: {_first_line(error)}. Check that every rank was started and that the port is free."
+            f"{connect_seconds:g} s: {first_line(error)}. Check that every rank was started and that the port is free."
         ) from error
     where = device if backend == "nccl" else torch.device("cpu")
     return WeightGroup(process_group, store, rank, address.world_size, backend, where)
@@ -93,9 +95,8 @@ def broadcast_buckets(
 ) -> dict[str, int]:
     """Send tensors, one for each entry of the manifest and in its order. Returns the checksum of each by name.
 
-    `tensors` may be a generator that gathers each when it is asked for. One bucket is held at a time. After an error,
-    WeightTransferError if a receiver failed, is late, or has another manifest, the group is left and must be made anew,
-    here and for `receive_buckets`.
+    `tensors` may be a generator; one bucket is held at a time. After an error (WeightTransferError if a receiver
+    failed, is late, or has another manifest) the group is left and must be made anew, here and for `receive_buckets`.
     """
     sums: dict[str, int] = {}
     source = iter(tensors)
@@ -115,10 +116,9 @@ def broadcast_buckets(
 def receive_buckets(
     group: WeightGroup, manifest: Sequence[TensorInfo], bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Receive the tensors of `broadcast_buckets`: (name, tensor) in the manifest's order, on `group.device`.
+    """The tensors of `broadcast_buckets`: (name, tensor) in the manifest's order, on `group.device`. Raises likewise.
 
-    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held. Raises
-    WeightTransferError likewise.
+    A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held.
     """
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
@@ -148,19 +148,11 @@ def _process_group(backend: str, store: Any, address: WeightAddress, rank: int, 
         return distributed.ProcessGroupNCCL(prefixed, rank, address.world_size, options)
     options = distributed.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=seconds)
-    options._devices = [_gloo_device(address.host)]
+    # Loopback if the store is on it, so that a host name need not resolve.
+    local = address.host in ("127.0.0.1", "localhost")
+    gloo = distributed.ProcessGroupGloo
+    options._devices = [gloo.create_device(hostname="127.0.0.1") if local else gloo.create_default_device()]
     return distributed.ProcessGroupGloo(prefixed, rank, address.world_size, options)
-
-
-def _gloo_device(host: str) -> Any:
-    """The interface that reaches the store: loopback if the store is on it, so that a host name need not resolve."""
-    if host in ("127.0.0.1", "localhost"):
-        return distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-    return distributed.ProcessGroupGloo.create_default_device()
-
-
-def _device_id(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
 
 
 def _buckets(manifest: Sequence[TensorInfo], most: int) -> Iterator[tuple[list[tuple[TensorInfo, int]], int]]:
@@ -228,21 +220,20 @@ def _wait(group: WeightGroup, start: Any, what: str) -> None:
             torch.cuda.synchronize(group.device)
     except RuntimeError as error:
         raise WeightTransferError(
-            f"weight group: rank {group.rank} of {group.world_size} failed at {what}: {_first_line(error)}"
+            f"weight group: rank {group.rank} of {group.world_size} failed at {what}: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """sum over i of word_i * (2 i + 1), in 64-bit arithmetic that wraps around; the same on every device.
 
-    The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd, so that a change of any
-    one word changes the sum, and they differ, so that words which change places do too.
+    The bytes, in row-major order, are padded with zeros to whole words. Every factor is odd and another, so that a
+    change of one word changes the sum, and so do words that change places.
     """
-    words = _words(tensor.detach())
+    bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
+        bytes_B = torch.nn.functional.pad(bytes_B, (0, -bytes_B.numel() % 4))
+    words = bytes_B.view(torch.int32)
     size = _GPU_BLOCK if words.is_cuda else _CPU_BLOCK
     factors_W = torch.arange(min(size, words.numel()), device=words.device).mul_(2).add_(1)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -250,13 +241,3 @@ def checksum(tensor: torch.Tensor) -> int:
         block_W = words[start : start + size].to(torch.int64)
         total += (block_W * factors_W[: block_W.numel()]).sum() + block_W.sum() * (2 * start)
     return int(total)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as 32-bit words, without a copy where its length and place allow it."""
-    bytes_B = tensor.contiguous().view(-1).view(torch.uint8)
-    if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
-        padded_B = bytes_B.new_zeros((bytes_B.numel() + 3) // 4 * 4)
-        padded_B[: bytes_B.numel()] = bytes_B
-        bytes_B = padded_B
-    return bytes_B.view(torch.int32)

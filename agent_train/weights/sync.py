@@ -1,17 +1,17 @@
-"""One weight sync: the learner sends, the engine receives, and the checksums of both sides must be equal.
+"""One weight sync: the learner sends, the engine receives, and the checksums of both sides must be equal. Imports no torch.
 
-Each function returns one checksum of all tensors together and raises WeightSyncError if a tensor's checksum differs.
+The manifest of names, shapes and types is known to both sides before a byte moves.
 """
 
 import asyncio
 import hashlib
 import json
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
-
-from agent_train.weights.manifest import TensorInfo
 
 # vLLM reads an adapter anew when it has dropped it: the newest, and the one before while requests with it end.
 KEPT = 2
@@ -19,6 +19,48 @@ KEPT = 2
 
 class WeightSyncError(RuntimeError):
     """The engine's weights differ from those that the learner sent."""
+
+
+class WeightTransferError(RuntimeError):
+    """Weights did not arrive: a rank did not join, the two sides disagree, or the transfer took too long."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a model, under its Hugging Face name. `dtype` is torch's name without the prefix ("float32")."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightAddress:
+    """The rendezvous of a weight group."""
+
+    host: str  # of the store, which rank 0 (the sender) serves
+    port: int
+    world_size: int  # the sender and all receiver ranks of all engines: `1 + engine.receivers`
+    rank_offset: int = 1  # rank of the engine's first receiver. A sender ignores it.
+
+
+def manifest_to_json(manifest: Sequence[TensorInfo]) -> str:
+    return json.dumps([asdict(info) for info in manifest])
+
+
+def manifest_from_json(text: str) -> list[TensorInfo]:
+    return [TensorInfo(item["name"], tuple(item["shape"]), item["dtype"]) for item in json.loads(text)]
+
+
+def manifest_digest(manifest: Sequence[TensorInfo]) -> int:
+    """62 bits that differ when two manifests do."""
+    return int.from_bytes(hashlib.sha256(manifest_to_json(manifest).encode()).digest()[:8], "big") >> 2
+
+
+def free_port(host: str = "") -> int:
+    """A port that nothing listens on now. Bind it soon: nothing reserves it."""
+    with socket.create_server((host, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class Sender(Protocol):
@@ -44,14 +86,17 @@ class AdapterReceiver(Protocol):
 
 
 async def sync(learner: Sender, engine: Receiver, version: int) -> int:
-    """Move the learner's weights into the engine as `version`, by broadcast."""
+    """Move the learner's weights into the engine as `version`, by broadcast. Returns one checksum of all tensors together.
+
+    Raises WeightSyncError if a tensor's checksum differs.
+    """
     manifest = learner.manifest()
     sent, arrived = await asyncio.gather(learner.send_weights(), engine.receive_weights(manifest, version))
     return _checked(sent, arrived, f"weight sync to version {version}")
 
 
 async def sync_adapter(learner: Sender, engine: AdapterReceiver, folder: Path, version: int) -> int:
-    """Move the learner's adapter into the engine as `version`, by a new folder in `folder`, which both see; the oldest are removed."""
+    """As `sync`, of the learner's adapter, by a new folder in `folder`, which both see; the oldest are removed."""
     earlier, new = _adapters(folder)
     sent = await learner.save_adapter(new)
     arrived = await engine.load_adapter(new, version)

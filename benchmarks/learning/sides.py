@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.attention import register
+from agent_train.learner.attention import PACKED
 from agent_train.learner.fsdp import plain
 from agent_train.learner.head import PackedPolicy
 
@@ -33,7 +33,7 @@ def make_policy(name: str) -> PackedPolicy:
         head_dim=hidden // heads,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
-        attn_implementation=register(),
+        attn_implementation=PACKED,
     )
     return PackedPolicy(plain(Qwen3ForCausalLM(config), gradient_checkpointing=False), 1024)
 

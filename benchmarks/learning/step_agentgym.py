@@ -23,8 +23,7 @@ from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.worker import LearnerWorker
-from agent_train.weights.manifest import TensorInfo, WeightAddress, free_port
-from agent_train.weights.sync import sync
+from agent_train.weights.sync import TensorInfo, WeightAddress, free_port, sync
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 

@@ -6,7 +6,7 @@ import torch
 
 from agent_train.config.schema import TinyConfig
 from agent_train.learner.tiny import build_tiny
-from agent_train.weights.manifest import TensorInfo
+from agent_train.weights.sync import TensorInfo
 
 MAX_LEN = 512
 SHAPE = TinyConfig(hidden=64, layers=2, heads=2, intermediate=128, vocab=320)

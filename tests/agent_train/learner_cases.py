@@ -10,8 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.config.schema import Config, CriticConfig
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.actor_group import Learner
-from agent_train.learner.shipping import shipping
+from agent_train.learner.actor_group import Learner, shipping
 from agent_train.learner.worker import LearnerWorker
 
 VOCAB = 40

@@ -14,8 +14,8 @@ from learner_cases import gradients_of, make_config, make_rows, recorded
 from torch.distributed.tensor import DTensor
 
 import agent_train.learner.fsdp as fsdp
-from agent_train.learner.optimizers import make_optimizer
 from agent_train.learner.parallel import deal_to_ranks
+from agent_train.learner.state import make_optimizer
 from agent_train.learner.worker import LearnerWorker
 
 BUDGET = 30

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.selection import choose, participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.config.schema import AdvantageConfig, AlgorithmConfig, FilterConfig, KlConfig, OverlongConfig
@@ -69,10 +69,10 @@ def samples_for(groups, settings, **lists):
 def advantages(groups, settings, scores=None, kl_coef=0.0, **lists):
     """The advantages of the sampled tokens of each trajectory, by its id, and the samples.
 
-    `scores` names what else `advantage_inputs` takes.
+    `scores` names what else `AdvantageInputs` takes.
     """
     kept, samples = samples_for(groups, settings, **lists)
-    samples = with_advantages(advantage_inputs(settings, kept, samples, kl_coef=kl_coef, **(scores or {})), samples)
+    samples = with_advantages(AdvantageInputs(settings, kept, samples, kl_coef=kl_coef, **(scores or {})), samples)
     found = {}
     for sample in samples:
         pairs = list(zip(sample.advantages, sample.mask, strict=True))

@@ -45,7 +45,5 @@ def test_a_failed_trajectory_is_in_no_baseline():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="'batch'"):
-        group_advantages(A, "batch")
     with pytest.raises(ValueError, match="finite"):
         group_advantages([1.0, float("nan")], "sample")

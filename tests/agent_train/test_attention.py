@@ -9,8 +9,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from agent_train.data.packing import Prefix
-from agent_train.learner.attention import packed_attention, segments_of
-from agent_train.learner.shared_attention import block_mask, flex
+from agent_train.learner.attention import block_mask, flex, packed_attention, segments_of
 
 # (prefix, what each row has beyond it): rows by themselves are trees of one without a prefix.
 FORESTS = [
@@ -128,7 +127,7 @@ def test_the_block_mask_for_gpus_lets_each_token_see_its_own_row(forest, window)
     for row in rows:
         for place, token in enumerate(row):
             seen[token, row[max(0, place + 1 - (window or size)) : place + 1]] = True
-    mask = block_mask(segments.runs, segments.trunks, window, torch.device("cpu"))
+    mask = block_mask(segments, window, torch.device("cpu"))
     assert torch.equal(create_mask(mask.mask_mod, None, None, size, size, "cpu")[0, 0], seen)
 
 
@@ -137,7 +136,7 @@ def test_flex_attention_with_that_mask_gives_the_same_and_keeps_it():
     """Not compiled, and forwards alone: the rest torch has on GPUs only."""
     segments, rows = segments_of_forest(FORESTS[2])
     inputs = [x.detach().float() for x in draw(int(segments.cu_seqlens[-1]))]
-    found = flex(*inputs, segments.runs, segments.trunks, 0.3, None, segments.masks, flex_attention)
+    found = flex(*inputs, segments, 0.3, None, flex_attention)
     torch.testing.assert_close(found, row_by_row(*inputs, rows), atol=1e-5, rtol=1e-5)
     assert list(segments.masks) == [None]
 

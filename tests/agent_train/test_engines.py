@@ -21,7 +21,7 @@ from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.teacher import Teacher
 from agent_train.weights.collective import broadcast_buckets, make_group
-from agent_train.weights.manifest import WeightAddress, free_port
+from agent_train.weights.sync import WeightAddress, free_port
 
 
 @dataclass

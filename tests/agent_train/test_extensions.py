@@ -194,7 +194,7 @@ def test_a_sandbox_back_end():
 def test_an_installed_package_adds_a_name(monkeypatch):
     mine = metadata.EntryPoint("hardest", f"{__name__}:hardest", "agentgym.filters")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [mine] if group == mine.group else [])
-    point = ExtensionPoint("filter", "agentgym.filters", {"none": "agent_train.algorithms.filters:all_groups"})
+    point = ExtensionPoint("filter", "agentgym.filters", {"none": "agent_train.algorithms.selection:all_groups"})
     assert point.load("hardest") is hardest
     assert list(point.names) == ["none", "hardest"]
 

@@ -24,8 +24,7 @@ from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.engine.vllm import _request_body
-from agent_train.weights.manifest import WeightAddress, free_port
-from agent_train.weights.sync import WeightSyncError, sync
+from agent_train.weights.sync import WeightAddress, WeightSyncError, free_port, sync
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 FOLDER = Path(__file__).parent

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from agent_train.data.packing import rank_batches
 from agent_train.learner.fsdp import full_tensors
 from agent_train.weights.collective import checksum, make_group, receive_buckets
-from agent_train.weights.manifest import WeightAddress, free_port
+from agent_train.weights.sync import WeightAddress, free_port
 
 BIG = 10_000
 

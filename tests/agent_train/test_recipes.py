@@ -19,7 +19,7 @@ from agent_train.config.schema import TinyConfig
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.role_start import Models
-from agent_train.learner.roles import ROLES, roles_of
+from agent_train.learner.roles import roles_of
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler
@@ -88,8 +88,7 @@ def ranks(folders):
     with one_rank(folders[0], composed("prime")) as policy:
         beside = {
             role: in_process(policy, role, folders[role == "teacher"], composed("prime" if role == "prm" else "ppo"))
-            for role in ROLES
-            if role not in ("policy", "reward_model")
+            for role in ("reference", "critic", "prm", "teacher")
         }
         yield {"policy": policy, **beside}
 

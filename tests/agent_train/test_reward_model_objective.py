@@ -11,7 +11,7 @@ from mode_cases import InProcess, write_reward_model
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification
 
-from agent_train.learner.preference_objective import of_scored_pairs, of_scores
+from agent_train.algorithms.preferences import of_scored_pairs, of_scores
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of
 from agent_train.trainer.offline.samples import TokenizedExample
 

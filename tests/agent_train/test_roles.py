@@ -11,9 +11,16 @@ from sample_tokenizers import LAKE, tiny
 from agent_train.data.packing import rank_batches
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.role_start import Models, check_vocabularies, learning_beside
-from agent_train.learner.roles import learning_rate, learns, roles_of, source_of, start_of
+from agent_train.learner.roles import (
+    VocabularyError,
+    check_folder,
+    learning_rate,
+    learns,
+    roles_of,
+    source_of,
+    start_of,
+)
 from agent_train.learner.tiny import train_tokenizer
-from agent_train.learner.vocabulary import VocabularyError, check_folder
 
 
 def config_with(**settings):

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_cases import algorithm, episode, group
 
-from agent_train.algorithms.selection import (
-    choose,
-    is_truncated,
-    kept_groups,
-    more_groups,
-    participants,
-    penalty,
-    turn_rewards,
-)
+from agent_train.algorithms.selection import choose, is_truncated, more_groups, participants, penalty, turn_rewards
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.trainer.checkpoint import Progress
 from agent_train.trainer.rl import play
@@ -59,7 +51,7 @@ def test_a_filter_keeps_whole_groups_in_their_order(chosen, kept):
 
 def test_an_unknown_filter_is_refused():
     with pytest.raises(ValueError, match="unknown filter 'best'"):
-        kept_groups(STEP, algorithm(chosen={"name": "best"}).filter, OverlongConfig())
+        choose(STEP, algorithm(chosen={"name": "best"}), wanted=4)
 
 
 def test_a_filter_looks_at_rewards_as_the_environment_gave_them():

@@ -10,7 +10,7 @@ from sharding_cases import Case, measure, run_cases
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_train.learner.fsdp import full_tensors
-from agent_train.learner.parallel import data_ranks
+from agent_train.learner.parallel import replica_size
 
 FSDP4 = Case("fsdp 4", 4)
 CASES = [
@@ -133,7 +133,7 @@ def test_loss_and_metrics_are_those_of_one_rank_on_every_rank(case, found, on_on
 @named
 def test_what_is_said_of_each_row_is_the_same_on_every_rank_of_a_replica(case, found, on_one_rank):
     config = case.config()
-    size = case.world // data_ranks(config.learner)
+    size = replica_size(config.learner)
     by_rank = [rank["said"] for rank in found[case.name]]
     assert all(by_rank[rank] == by_rank[rank - rank % size] for rank in range(case.world))
     told = sorted(number for said in by_rank[::size] for packed in said for row in packed for number in row)
@@ -158,7 +158,7 @@ def test_an_optimizer_step_leads_to_the_same_policy(case, found, on_one_rank):
     told, expected = (
         sorted(n for said in answers for packed in said for row in packed for n in row)
         for answers in (
-            [rank["after"] for rank in found[case.name]][:: case.world // data_ranks(case.config().learner)],
+            [rank["after"] for rank in found[case.name]][:: replica_size(case.config().learner)],
             [on_one_rank(case)["after"]],
         )
     )

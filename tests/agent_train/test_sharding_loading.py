@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
 from agent_train.learner.loading import weight_files
-from agent_train.learner.parallel import data_ranks, deal_to_ranks, parallel_dims, plan_of
+from agent_train.learner.parallel import deal_to_ranks, plan_of
 from agent_train.learner.sequence_parallel import check_heads
 
 
@@ -146,14 +146,5 @@ def test_ranks_of_one_replica_get_the_same_rows():
     settings = make_config(workers=8, sequence_parallel=2, tensor_parallel=2).learner
     rows = [TrainingSample([1, 2, number], [False, True, True], [0.0, -1.0, -1.0]) for number in range(6)]
     dealt = deal_to_ranks(rows, settings)
-    assert data_ranks(settings) == 2
     assert [share is dealt[rank // 4 * 4] for rank, share in enumerate(dealt)] == [True] * 8
     assert dealt[0].micro_batches != dealt[4].micro_batches
-
-
-def test_ranks_that_cannot_be_grouped_are_refused():
-    settings = make_config(workers=6, sequence_parallel=2, tensor_parallel=2).learner
-    with pytest.raises(ValueError, match=r"learner.workers=6 is no multiple of .*=4"):
-        data_ranks(settings)
-    with pytest.raises(ValueError, match="6 ranks are no multiple of 2 \\* 2"):
-        parallel_dims(settings, 0, 6, "cpu")

@@ -1,6 +1,7 @@
 """The optimizers by name, and blocks that are compiled."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ from learner_cases import assert_same, gradients_of, make_config, make_rows, one
 from torch import nn
 
 from agent_train.learner.fsdp import UNCOMPILED, blocks_of, compile_blocks, load_policy
-from agent_train.learner.optimizers import make_optimizer, set_lr
 from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.sequence_parallel import ULYSSES, SequenceParallelGroup, spread_over
+from agent_train.learner.state import make_optimizer, set_lr
 
 
 def settings_of(**learner):
@@ -47,11 +48,9 @@ def test_the_learning_rate_is_set_also_where_the_optimizer_keeps_it_as_a_tensor(
         assert not isinstance(kept, torch.Tensor) or optimizer.param_groups[0]["lr"] is kept
 
 
-def test_a_name_that_is_none_and_a_package_that_is_missing_are_said(monkeypatch):
+def test_a_package_that_is_missing_is_said(monkeypatch):
     weight = [("weight", nn.Parameter(torch.ones(2)))]
-    with pytest.raises(ValueError, match=r"learner.optimizer=lion: there are adamw, adamw8bit"):
-        make_optimizer(weight, settings_of(optimizer="lion"))
-    monkeypatch.setattr("agent_train.learner.optimizers.find_spec", lambda name: None)
+    monkeypatch.setattr("agent_train.learner.state.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs torchao: pip install torchao"):
         make_optimizer(weight, settings_of(optimizer="adamw8bit"))
 
@@ -70,12 +69,13 @@ def test_eight_bits_learn_about_the_same(tmp_path):
 
 
 def test_attention_stays_out_of_compiled_blocks_where_ranks_share_the_tokens(tmp_path):
+    two = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
     policy = load_policy(write_model(tmp_path), 64)
     compile_blocks(policy.model, blocks_of(policy.model))
-    spread_over(policy, SequenceParallelGroup(None, 0, 2, None, 0, 2))
+    spread_over(policy, SequenceParallelGroup(two, two))
     assert policy.model.config._attn_implementation == UNCOMPILED
     plain = load_policy(write_model(tmp_path), 64)
-    spread_over(plain, SequenceParallelGroup(None, 0, 2, None, 0, 2))
+    spread_over(plain, SequenceParallelGroup(two, two))
     assert plain.model.config._attn_implementation == ULYSSES
 
 

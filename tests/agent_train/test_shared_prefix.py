@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_rank, write_model
 
 from agent_train.data.balance import Cost
-from agent_train.data.packing import batch_of, rank_batches
-from agent_train.data.prefixes import prefix_groups_of
+from agent_train.data.packing import batch_of, prefix_groups_of, rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 

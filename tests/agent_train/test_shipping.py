@@ -6,7 +6,7 @@ import pytest
 from learner_cases import make_config, make_rows
 
 from agent_train.data.balance import TOKENS, Cost
-from agent_train.learner.shipping import shipping
+from agent_train.learner.actor_group import shipping
 
 
 def shipper(**learner):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import advantages, algorithm, episode, example, firsts, group, samples_for
 
-from agent_train.algorithms.advantage_inputs import advantage_inputs
+from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.advantages import group_advantages
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.config.extensions import advantages as ADVANTAGES
@@ -280,10 +280,10 @@ def test_samples_that_do_not_fit_the_trajectories_are_refused():
     settings = algorithm()
     kept, samples = samples_for(example(), settings)
     with pytest.raises(ValueError, match=r"sample 'a/0#0': 1 turns and 0 rewards"):
-        advantage_inputs(settings, kept, [dataclasses.replace(samples[0], rewards=[]), *samples[1:]])
+        AdvantageInputs(settings, kept, [dataclasses.replace(samples[0], rewards=[]), *samples[1:]])
     stranger = samples_for([group("c", [[(2, 1.0)], [(2, 0.0)]])], settings)[1]
     with pytest.raises(ValueError, match=r"samples of 'c/0', which takes no part"):
-        advantage_inputs(settings, kept, samples + stranger)
+        AdvantageInputs(settings, kept, samples + stranger)
 
 
 def test_maxrl_refuses_rewards_below_nought():
@@ -311,7 +311,7 @@ def test_the_order_of_groups_and_of_other_trajectories_rows_changes_nothing(name
     chosen = algorithm(name, gamma=0.9, lam=0.8)
     kept, samples = samples_for(made, chosen)
     samples = [dataclasses.replace(sample, values=[rng.random() for _ in sample.ids]) for sample in samples]
-    before = with_advantages(advantage_inputs(chosen, kept, samples, greedy), samples)
+    before = with_advantages(AdvantageInputs(chosen, kept, samples, greedy), samples)
     queues = {}
     for sample in samples:
         queues.setdefault(sample.trajectory, []).append(sample)
@@ -323,7 +323,7 @@ def test_the_order_of_groups_and_of_other_trajectories_rows_changes_nothing(name
             del queues[name_of]
     shuffled = list(kept)
     rng.shuffle(shuffled)
-    made = with_advantages(advantage_inputs(chosen, shuffled, mixed, greedy), mixed)
+    made = with_advantages(AdvantageInputs(chosen, shuffled, mixed, greedy), mixed)
     after = {sample.id: sample for sample in made}
     for sample in before:
         assert after[sample.id].advantages == pytest.approx(sample.advantages, abs=1e-6)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.weights.collective import broadcast_buckets, checksum, make_group, pick_backend, receive_buckets
-from agent_train.weights.manifest import (
+from agent_train.weights.sync import (
     TensorInfo,
     WeightAddress,
     WeightTransferError,

@@ -14,8 +14,7 @@ from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
-from agent_train.learner.roles import roles_of, start_of
-from agent_train.learner.vocabulary import check_folder
+from agent_train.learner.roles import check_folder, roles_of, start_of
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from agent_train.algorithms.preferences import Judged, of_liked, of_pairs, of_scored_pairs, of_scores
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.preference_objective import Judged, of_liked, of_pairs, of_scored_pairs, of_scores
 from agent_train.trainer.offline.records import form_of
 from agent_train.trainer.offline.samples import TokenizedExample
 

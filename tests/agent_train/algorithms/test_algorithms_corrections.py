@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from agent_train.algorithms.corrections import Gap, check_one_weight, correction, drifted, gap_of, proximal_share
+from agent_train.algorithms.corrections import Gap, check_one_weight, correction, drifted, gap_of, interpolated
 from agent_train.algorithms.losses import keep, segment_means, weighted_sum
 from agent_train.algorithms.policy_losses import ppo_clip
 from agent_train.config.extensions import corrections
@@ -41,7 +41,7 @@ def test_rows_are_decided_one_by_one_and_masked_cells_hold_anything():
     log_weight_T = torch.tensor([0.0, math.nan, 1.0, math.inf, 1.0])
     mask_T = torch.tensor([True, False, True, False, True])
     segment_T = torch.tensor([0, 0, 1, 1, 1])
-    gap = gap_of("recomputed", torch.zeros(5), -log_weight_T, mask_T, recomputed_T=torch.zeros(5))
+    gap = gap_of(-log_weight_T, mask_T, torch.zeros(5))
     kept_T = correction(gap, mask_T, segment_T, 2, level=None, band_level="geometric", low=0.5, high=2.0)
     assert kept_T.tolist() == [1, 0, 0, 0, 0]
     product_T = correction(gap, mask_T, segment_T, 2, level="sequence")
@@ -49,7 +49,7 @@ def test_rows_are_decided_one_by_one_and_masked_cells_hold_anything():
 
 
 def test_a_ratio_against_the_behaviour_policy_leaves_nothing_to_correct():
-    gap = gap_of("behaviour", torch.zeros(3), -W.log(), ALL)
+    gap = gap_of(-W.log(), ALL)
     assert gap.log_weight_T is None
     assert gap.old_T.tolist() == (-W.log()).tolist()
     with pytest.raises(ValueError, match="twice"):
@@ -58,30 +58,25 @@ def test_a_ratio_against_the_behaviour_policy_leaves_nothing_to_correct():
 
 def test_decoupled_ratios_multiply_to_the_whole_ratio():
     now_T, old_T, behaviour_T = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-    share_T = torch.tensor([0.0, 0.5, 1.0])
-    for gap in (
-        gap_of("recomputed", now_T, behaviour_T, ALL, recomputed_T=old_T),
-        gap_of("interpolated", now_T, behaviour_T, ALL, share_T=share_T),
-    ):
+    for proximal_T in (old_T, interpolated(now_T, behaviour_T, torch.tensor([0, 1, 3]), 3, 4)):
+        gap = gap_of(behaviour_T, ALL, proximal_T)
         torch.testing.assert_close((now_T - gap.old_T) + gap.log_weight_T, now_T - behaviour_T)
 
 
-def test_the_interpolated_policy_lies_between_behaviour_and_trained():
-    now_T = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    gap = gap_of("interpolated", now_T, torch.full((3,), -2.0), ALL, share_T=torch.tensor([0.0, 0.5, 1.0]))
-    assert gap.old_T.tolist() == [-2.0, -1.5, -1.0]
-    assert gap.log_weight_T.tolist() == [0.0, 0.5, 1.0]
-    assert not gap.old_T.requires_grad
+def place(versions, proximal, now):
+    """Where the proximal policy lies between the behaviour policy (0) and the trained one (1)."""
+    ones_T = torch.ones(len(versions), requires_grad=True)
+    found_T = interpolated(ones_T, torch.zeros(len(versions)), torch.tensor(versions), proximal, now)
+    assert not found_T.requires_grad
+    return found_T.tolist()
 
 
-def test_the_share_follows_from_the_versions():
-    assert proximal_share(torch.tensor([0, 1, 3]), 3, 4).tolist() == pytest.approx([3 / 4, 2 / 3, 0])
+def test_the_interpolated_policy_lies_between_behaviour_and_trained_by_the_versions():
+    assert place([0, 1, 3], 3, 4) == pytest.approx([3 / 4, 2 / 3, 0])
     # A token of a version after the proximal one lies at the behaviour policy.
-    assert proximal_share(torch.tensor([4, 5]), 3, 4).tolist() == [0, 0]
+    assert place([4, 5], 3, 4) == [0, 0]
     # One update per step: the trained policy is the proximal one, the ratio is exactly 1.
-    assert proximal_share(torch.tensor([2, 4]), 4, 4).tolist() == [1, 1]
-    with pytest.raises(ValueError, match="after the present"):
-        proximal_share(torch.tensor([0]), 5, 4)
+    assert place([2, 4], 4, 4) == [1, 1]
 
 
 def test_opsm_drops_only_what_has_drifted_and_was_bad():
@@ -102,7 +97,7 @@ def test_a_row_without_sampled_tokens_has_mean_0():
 def test_a_gap_of_nan_in_a_masked_cell_gives_a_finite_loss_and_gradient():
     mask_T = torch.tensor([True, False, True])
     logprobs_T = torch.tensor([-1.0, math.nan, -1.0], requires_grad=True)
-    gap = gap_of("recomputed", logprobs_T, torch.tensor([-1.5, math.nan, -1.0]), mask_T, recomputed_T=logprobs_T)
+    gap = gap_of(torch.tensor([-1.5, math.nan, -1.0]), mask_T, logprobs_T)
     weights_T = correction(gap, mask_T, ONE_ROW, 1, cap=2.0)
     loss_T = ppo_clip(keep(logprobs_T, mask_T), gap.old_T, torch.ones(3), 0.2, 0.28)
     weighted_sum(loss_T * weights_T, torch.ones(3), mask_T).backward()
@@ -116,7 +111,6 @@ def test_a_gap_of_nan_in_a_masked_cell_gives_a_finite_loss_and_gradient():
         (("behaviour", "tis", False), "covers it already"),
         (("behaviour", "tis", True), "covers it already"),
         (("recomputed", "cap", False), "unknown correction 'cap'"),
-        (("old", None, False), "proximal must be one of"),
     ],
 )
 def test_settings_that_weigh_one_gap_twice_are_refused(arguments, what):
@@ -128,15 +122,3 @@ def test_settings_that_weigh_each_gap_once_pass():
     check_one_weight("recomputed", "tis", False)
     check_one_weight("interpolated", None, False)
     check_one_weight("behaviour", None, True)
-
-
-@pytest.mark.parametrize("given", [{}, {"share_T": W}, {"recomputed_T": W, "share_T": W}])
-def test_a_proximal_policy_needs_exactly_its_own_input(given):
-    with pytest.raises(ValueError, match="takes recomputed_T alone"):
-        gap_of("recomputed", W, W, ALL, **given)
-
-
-@pytest.mark.parametrize("numbers", [{"cap": 0.0}, {"low": 2.0, "high": 1.0}, {"level": "turn"}])
-def test_a_correction_that_makes_no_sense_is_refused(numbers):
-    with pytest.raises(ValueError, match=r"cap|level"):
-        correction(GAP, ALL, ONE_ROW, 1, **numbers)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_train.algorithms.filters import nucleus, reward_spread, uncertain
+from agent_train.algorithms.advantages import reward_spread
+from agent_train.algorithms.selection import nucleus, uncertain
 
 
 def of_spreads(*spreads):
@@ -56,10 +57,3 @@ def test_no_dropped_group_is_wider_than_a_kept_one(spreads, share):
         if kept and dropped:
             assert max(dropped) <= min(spreads[i] for i in kept)
     assert math.fsum(spreads[i] for i in kept) >= share * math.fsum(spreads) * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("choose", [uncertain, nucleus])
-@pytest.mark.parametrize("share", [0, 1.1])
-def test_a_share_that_makes_no_sense_is_refused(choose, share):
-    with pytest.raises(ValueError, match="share"):
-        choose(SPREADS, share)

@@ -67,15 +67,3 @@ def test_masked_cells_hold_anything(value, hole):
 @pytest.mark.parametrize(("kl", "expected"), [(0.1, 1.0), (0.11, 1.05), (9.0, 1.1), (0.0, 0.9)])
 def test_the_coefficient_follows_the_kl(kl, expected):
     assert adapted(1.0, kl, target=0.1, samples=50, horizon=100) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("arguments", [(math.nan, 0.1, 1, 10), (0.1, 0.0, 1, 10), (0.1, 0.1, 11, 10)])
-def test_a_coefficient_that_could_turn_over_is_refused(arguments):
-    with pytest.raises(ValueError, match="cannot adapt"):
-        adapted(1.0, *arguments)
-
-
-@pytest.mark.parametrize("settings", [{"value": "k4"}, {"gradient": "k0"}, {"importance": "yes"}])
-def test_unknown_names_are_told(settings):
-    with pytest.raises(ValueError, match="must be one of"):
-        value_and_slope(**settings)

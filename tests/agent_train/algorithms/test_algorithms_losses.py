@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_train.algorithms.losses import entropy_bonus, log_ratio
+from agent_train.algorithms.losses import log_ratio
 from agent_train.algorithms.policy_losses import ppo_clip
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
@@ -67,11 +67,3 @@ def test_half_precision_is_left_before_the_ratio_is_taken():
     assert log_ratio(logprobs_T, old_T).dtype == torch.float32
     # bf16 has no number between 1 and 1.0078: the ratio e^(1/64) would be off by a tenth of its distance from 1.
     assert ppo_clip(logprobs_T, old_T, torch.ones(1)).item() == pytest.approx(-math.exp(0.015625), abs=1e-7)
-
-
-def test_the_entropy_bonus_pays_for_entropy_inside_the_mask_only():
-    entropy_T = torch.tensor([2.0, math.nan, 1.0], requires_grad=True)
-    loss_T = entropy_bonus(entropy_T, torch.tensor([True, False, True]), 0.01)
-    loss_T.sum().backward()
-    assert loss_T.tolist() == pytest.approx([-0.02, 0.0, -0.01])
-    assert entropy_T.grad.tolist() == pytest.approx([-0.01, 0.0, -0.01])

@@ -87,20 +87,3 @@ def test_micro_batches_and_their_order_do_not_change_loss_or_gradient(rows, mode
         loss, grads = loss_and_grads(parts)
         torch.testing.assert_close(loss, whole[0], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(grads, whole[1], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (("mean", [1], [0], [0], None), "must be one of token-mean"),
-        (("constant", [1], [0], [0], None), "'constant' needs it"),
-        (("token-mean", [1], [0], [0], 3), "'constant' needs it"),
-        (("constant", [1], [0], [0], 0), "must be positive"),
-        (("token-mean", [0, 0], [0, 1], [0, 0], None), "2 samples without a sampled token"),
-        (("token-mean", [1, 2], [0], [0, 0], None), "2 counts, 1 trajectories"),
-    ],
-)
-def test_mistakes_are_told(arguments, what):
-    mode, *ids, length = arguments
-    with pytest.raises(ValueError, match=what):
-        sample_weights(mode, *map(torch.tensor, ids), length)

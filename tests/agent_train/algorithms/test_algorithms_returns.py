@@ -119,11 +119,6 @@ def test_what_was_not_sampled_is_never_read():
     assert whitened_T.tolist() == [-1, 0, 0, 1]
 
 
-def test_an_unknown_deviation_is_refused():
-    with pytest.raises(ValueError, match="'none'"):
-        whiten(torch.ones(1), torch.ones(1, dtype=torch.bool), torch.ones(3), "none")
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.floats(-2, 2, width=32)), max_size=40),

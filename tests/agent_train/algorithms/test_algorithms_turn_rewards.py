@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_train.algorithms.returns import return_to_go
-from agent_train.algorithms.turn_rewards import (
-    fold_silent_turns,
-    last_sampled,
-    place,
-    turn_advantages,
-    turn_returns,
-    turn_segments,
-)
+from agent_train.algorithms.turn_rewards import fold_silent_turns, place, turn_advantages, turn_returns, turn_segments
 
 
 def booleans(text):
@@ -31,7 +24,7 @@ def test_a_score_lies_on_the_last_sampled_token_not_on_the_last():
 def test_a_trajectory_without_sampled_tokens_puts_its_score_nowhere():
     mask_T, segment_T = booleans("oaa" + "ooo" + "oa"), torch.tensor([0] * 3 + [1] * 3 + [2] * 2)
     assert place(torch.tensor([1.0, 9, 3]), mask_T, segment_T).tolist() == [0, 0, 1, 0, 0, 0, 0, 3]
-    assert not last_sampled(booleans("ooo"), torch.zeros(3, dtype=torch.int64)).any()
+    assert not place(torch.ones(1), booleans("ooo"), torch.zeros(3, dtype=torch.int64)).any()
     assert place(torch.tensor([]), booleans(""), torch.tensor([], dtype=torch.int64)).tolist() == []
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_train.algorithms.kl import distillation_advantages
-from agent_train.algorithms.losses import value_clip_mask, value_loss
-from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, margins, reward_model
+from agent_train.algorithms.losses import value_loss
+from agent_train.algorithms.preferences import dpo, ipo, kto, kto_reference, reward_model
 
 NUMBERS = st.floats(-5.0, 5.0)
 ONE_T = torch.tensor([True])
@@ -37,18 +37,16 @@ def test_a_value_is_held_back_where_it_runs_ahead_and_still_pays_for_being_wrong
     value, old, target, clip, loss, gradient
 ):
     value_T = number(value)
-    loss_T = value_loss(value_T, torch.tensor([old]), torch.tensor([target]), ONE_T, clip)
+    loss_T, clipped_T = value_loss(value_T, torch.tensor([old]), torch.tensor([target]), ONE_T, clip)
     assert loss_T.item() == pytest.approx(loss, abs=1e-6)
     assert slope(loss_T, value_T) == pytest.approx(gradient, abs=1e-6)
-    if clip is not None:
-        clip_mask_T = value_clip_mask(value_T, torch.tensor([old]), torch.tensor([target]), ONE_T, clip)
-        assert clip_mask_T.item() == (gradient == 0.0)
+    assert clipped_T.item() == (gradient == 0.0)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.floats(0.01, 2.0))
 def test_the_clipped_value_loss_is_never_below_the_plain_one(value, old, target, clip):
     args = (torch.tensor([value]), torch.tensor([old]), torch.tensor([target]), ONE_T)
-    assert value_loss(*args, clip).item() >= value_loss(*args).item()
+    assert value_loss(*args, clip)[0].item() >= value_loss(*args)[0].item()
 
 
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
@@ -57,22 +55,10 @@ def test_rubbish_in_masked_values_reaches_neither_loss_nor_gradient(rubbish, cli
     mask_T = torch.tensor([True, False])
     values_T = torch.tensor([1.0, rubbish], requires_grad=True)
     other_T = torch.tensor([0.5, rubbish])
-    loss_T = value_loss(values_T, other_T, other_T, mask_T, clip)
+    loss_T, _ = value_loss(values_T, other_T, other_T, mask_T, clip)
     loss_T.sum().backward()
     assert loss_T.tolist() == [0.125, 0.0]
     assert values_T.grad.tolist() == [0.5, 0.0]
-
-
-def test_a_margin_is_the_sum_or_the_mean_of_what_was_answered():
-    mask_T = torch.tensor([False, True, True, False, True])
-    segment_T = torch.tensor([0, 0, 0, 1, 1])
-    logprobs_T = torch.tensor([math.nan, -1.0, -2.0, math.inf, -3.0], requires_grad=True)
-    reference_T = torch.tensor([0.0, -2.0, -2.5, math.nan, -1.0])
-    sums = margins(logprobs_T, reference_T, mask_T, segment_T, 2)
-    assert sums.tolist() == [1.5, -2.0]
-    sums.sum().backward()
-    assert logprobs_T.grad.tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
-    assert margins(logprobs_T, reference_T, mask_T, segment_T, 2, mean=True).tolist() == [0.75, -2.0]
 
 
 def test_dpo():
