@@ -8,7 +8,7 @@ in `configs/model/tiny.yaml` and `configs/tiny/`.
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 class ConfigError(ValueError):
     """Settings that cannot be run. `problems` has a line for each problem: the key, why, and what to do."""
 
-    def __init__(self, problems: Sequence[str]):
+    def __init__(self, *problems: str):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 

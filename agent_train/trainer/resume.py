@@ -91,13 +91,13 @@ def refusals(config: Config) -> Iterator[str]:
 def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     """Take the folder that the settings name for this process, with the state that the run continues from."""
     if problems := list(refusals(config)):
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     run = RunFolder(run_path(config))
     run.path.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(run.path)
     except ValueError as error:
-        raise ConfigError([str(error)]) from error
+        raise ConfigError(str(error)) from error
     if not run.config.is_file():
         run.write_settings(config, command)
         return OpenRun(run, None, [], lock)
@@ -106,7 +106,7 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     if config.mode == "rl" and checkpoint is not None and checkpoint.step > config.trainer.steps:
         os.close(lock)
         raise ConfigError(
-            [f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"]
+            f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"
         )
     number = 1 + max((int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")), default=0)
     lost = _set_aside(run, checkpoint, number)

@@ -19,7 +19,7 @@ from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.extensions import engines, rollouts
 from agent_train.config.schema import Config
-from agent_train.config.validation import env_spec_of_run, sandbox_choice
+from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -41,6 +41,7 @@ from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
+from agentgym.service.client.lookup import held
 
 if TYPE_CHECKING:
     from agent_train.learner.critic_objective import CriticMetrics
@@ -272,7 +273,7 @@ async def open_rl(
     However the block ends, the engine stops, the ranks are killed and Ray is shut down.
     """
     tracker.phase("reading tasks", config.env.id)
-    spec = env_spec_of_run(config)
+    spec = held(env_spec(config))  # a served environment stays the same when its servers restart
     if (choice := sandbox_choice(config)) is not None:
         tracker.note(f"sandbox: {choice}")
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
