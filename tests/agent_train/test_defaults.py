@@ -5,7 +5,6 @@ import json
 import pytest
 
 from agent_train.config import combinations
-from agent_train.config import combinations
 from agent_train.config import compose as composing
 from agent_train.config.combinations import unusual
 from agent_train.config.compose import compose
