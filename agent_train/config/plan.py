@@ -56,7 +56,7 @@ def documented(config: Config) -> str:
         if found := re.match(r"( *)(\w+):", line):
             sections[len(found[1]) // 2 :] = [found[2]]
             if known := settings().get(".".join(sections)):
-                doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.setting.doc)  # without links
+                doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.doc)  # without links
                 lines[number] = f"{line:<{DOC_COLUMN}} # {doc}"
     return "\n".join(lines)
 

@@ -15,15 +15,15 @@ def with_table(page: str) -> str:
     """A page with the table of all settings between its two marks."""
     rows = ["| setting | default | what |", "|---|---|---|"]
     for key, known in settings().items():
-        rows.append(f"| `{key}` | {_default(known.default, known.setting)} | {_what(known.setting)} |")
+        rows.append(f"| `{key}` | {_default(known)} | {_what(known)} |")
     before, _, rest = page.partition(BEGIN)
     return "\n".join([before + BEGIN, *rows, END + rest.partition(END)[2]])
 
 
-def _default(value: Any, said: Setting) -> str:
+def _default(said: Setting) -> str:
     others = [f"`{_text(other)}` with mode={mode}" for mode, other in said.by_mode.items()]
     others += [f"`{_text(said.on_gpu)}` on a GPU"] if said.on_gpu is not None else []
-    return "; ".join([f"`{_text(value)}`", *others])
+    return "; ".join([f"`{_text(said.default)}`", *others])
 
 
 def _text(value: Any) -> str:

@@ -20,7 +20,7 @@ from agent_train.config.combinations import wrong_combinations, wrong_files, wro
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS
 from agent_train.config.model_folder import context_of, read_json
-from agent_train.config.schema import Config, ConfigError, Key, first_line, get, settings
+from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
@@ -77,8 +77,8 @@ def wrong_values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: {problem}"
 
 
-def _wrong_number(value: Any, known: Key) -> str | None:
-    bounds = known.setting.bounds
+def _wrong_number(value: Any, known: Setting) -> str | None:
+    bounds = known.bounds
     if known.kind not in (int, float, int | None, float | None) or value is None:
         return None
     low, high = (float(bound) for bound in bounds[1:-1].split(","))
@@ -89,23 +89,23 @@ def _wrong_number(value: Any, known: Key) -> str | None:
     return f"must be {low:g} or more" if bounds.endswith(", inf)") and low > -math.inf else f"must lie in {bounds}"
 
 
-def _wrong_choice(value: Any, known: Key) -> str | None:
-    if known.setting.extensions:
-        point = POINTS[known.setting.extensions]
+def _wrong_choice(value: Any, known: Setting) -> str | None:
+    if known.extensions:
+        point = POINTS[known.extensions]
         try:
             for name in value if isinstance(value, list) else [value] if value is not None else []:
                 (point.path if name in point.shipped else point.load)(name)
         except ValueError as error:
             return str(error)
-    elif known.setting.choices and value not in known.setting.choices:
-        words = [name or "null" for name in known.setting.choices]
+    elif known.choices and value not in known.choices:
+        words = [name or "null" for name in known.choices]
         return f"unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
     return None
 
 
-def _wrong_needs(config: Config, value: Any, known: Key) -> str | None:
+def _wrong_needs(config: Config, value: Any, known: Setting) -> str | None:
     """A setting that has an effect only beside another one."""
-    needs = known.setting.needs
+    needs = known.needs
     if needs is None or value == known.default:
         return None
     key, _, values = needs.partition("=")

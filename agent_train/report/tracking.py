@@ -11,8 +11,18 @@ from typing import Any
 from rich.console import Console
 
 from agent_train.report.display import Display
-from agent_train.report.metrics import EvalMetrics, SftMetrics, StepMetrics, Summary, eval_metrics, read_metrics
-from agent_train.trainer.offline.metrics import HELD_OUT, FileStep, HeldOut, closing
+from agent_train.report.metrics import (
+    HELD_OUT,
+    EvalMetrics,
+    FileStep,
+    HeldOut,
+    SftMetrics,
+    StepMetrics,
+    Summary,
+    closing,
+    eval_metrics,
+    read_metrics,
+)
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import Trajectory
 from agentgym.storage.jsonl import finite

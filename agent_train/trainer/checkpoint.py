@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +55,6 @@ class Progress:
     kl_coef: float = 0.0
     episodes: int = 0
     tokens: int = 0
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Progress:
-        """The reverse of `dataclasses.asdict`. Raises ValueError if another version wrote the record."""
-        if wrong := sorted({field.name for field in fields(cls)} ^ set(record)):
-            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
-        return cls(**record)
 
 
 @dataclass(frozen=True)
@@ -154,6 +147,7 @@ class Checkpoints:
 
     async def _write(self, step: int, folder: Path, learners: Sequence[Learner]) -> None:
         """Wait for the ranks, and make the folder a checkpoint."""
+        self._failed = ""
         try:
             async with asyncio.timeout(self._timeout):
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
@@ -166,8 +160,6 @@ class Checkpoints:
             failed = str(error)
         if failed:
             await self._give_up(step, folder, failed)
-        else:
-            self._failed = ""
 
     async def _give_up(self, step: int, folder: Path, failed: str) -> None:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -203,11 +195,8 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     for old in run.saved_checkpoints()[: -max(keep, 1)]:
         if old != final:
-            # Under another name first: half of a checkpoint must not have the name of one.
-            removed = old.with_name(f"{_REMOVED}{old.name}")
-            shutil.rmtree(removed, ignore_errors=True)
-            old.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+            # Under another name first: half of a checkpoint must not have the name of one. `_begin` removed earlier ones.
+            shutil.rmtree(old.rename(old.with_name(f"{_REMOVED}{old.name}")), ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -215,14 +204,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: written by another version: its format is {manifest['format']}, not {FORMAT}"
-            )
+            version = f"its format is {manifest['format']}, not {FORMAT}"
+            raise CheckpointError(f"{path}: written by another version: {version}")
         for name, said in manifest["files"].items():
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
         record = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-        return Checkpoint(path, Progress.from_json(record["progress"]), record["metrics_bytes"], record["elapsed"])
+        if wrong := sorted(record["progress"].keys() ^ asdict(Progress()).keys()):
+            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
+        return Checkpoint(path, Progress(**record["progress"]), record["metrics_bytes"], record["elapsed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not whole: {error or type(error).__name__}") from error
 

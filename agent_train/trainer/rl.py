@@ -33,7 +33,7 @@ from agent_train.rollout.sampler import Sampler, pick_tasks
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, demonstrate, warm_start
+from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
 from agent_train.weights.manifest import WeightAddress, free_port
 from agent_train.weights.sync import AdapterReceiver, sync, sync_adapter
 from agentgym.core.env import Env
@@ -53,38 +53,33 @@ TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
 
-class NothingPlayed(RuntimeError):
-    """Every episode of a step or of an evaluation failed, so there is nothing to learn from or to measure."""
-
-
-class AdvantageError(RuntimeError):
-    """`algorithm.advantage` cannot take the rewards of a step."""
+class StepError(RuntimeError):
+    """Every episode of a step or of an evaluation failed, or `algorithm.advantage` cannot take the rewards of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlContext(TrainerContext):
-    """A run that plays episodes. `demonstrations` are the samples of the warm start, while they are made; None without one."""
+    """A run that plays episodes. `demonstrations` makes the samples of the warm start; None without one."""
 
     engine: Engine
     sampler: Sampler
     models: Models
     train_tasks: TaskSet
     test_tasks: TaskSet
-    demonstrations: asyncio.Future[list[TrainingSample]] | None
+    demonstrations: asyncio.Task[list[TrainingSample]] | None
 
     async def begin(self, progress: Progress) -> None:
         """Imitate the expert, if the settings ask for it, and give the engine the policy's weights."""
         if self.demonstrations is not None:
             sft, show = self.config.sft, self.tracker.sft_step
             self.tracker.phase("warm start", f"the expert plays {sft.episodes} episodes")
-            samples = await _demonstrated(self.demonstrations)
-            await warm_start(self.models.policy, samples, sft, show, self.config.trainer.seed)
+            await warm_start(self.models.policy, await self.demonstrations, sft, show, self.config.trainer.seed)
             await begin_as_policy(self.config, self.models, self.folder.start)
         await self.sync(progress.step)
 
     async def take_step(self, progress: Progress) -> Progress:
         config, models, clock = self.config, self.models, Clock()
-        groups, greedy, rounds = await play(config, self, progress, self.tracker)
+        groups, greedy, rounds = await self.play(progress)
         clock.lap("rollout")
 
         kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
@@ -112,6 +107,24 @@ class RlContext(TrainerContext):
         self.tracker.train_step(metrics)
         return progress
 
+    async def play(self, progress: Progress) -> tuple[list[Group], list[Trajectory], int]:
+        """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
+
+        Returns:
+            The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
+        """
+        trainer, algorithm, show = self.config.trainer, self.config.algorithm, self.tracker.episode_ended
+        tasks: list[Task] = []
+        groups: list[Group] = []
+        rounds, count = 0, trainer.groups_per_step
+        while count:
+            more = pick_tasks(self.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
+            groups += await self.sampler.collect(more, progress.step, show, before=tasks)
+            tasks, rounds = tasks + more, rounds + 1
+            count = more_groups(groups, algorithm, trainer.groups_per_step, rounds)
+        remax = algorithm.advantage.name == "remax"
+        return groups, await self.sampler.play_greedily(tasks, progress.step, show) if remax else [], rounds
+
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""
         tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
@@ -128,28 +141,6 @@ class RlContext(TrainerContext):
             receiver = cast("AdapterReceiver", self.engine)
             return await sync_adapter(policy, receiver, self.folder.path / "adapters", version)
         return await sync(policy, self.engine, version)
-
-
-async def play(
-    config: Config, context: RlContext, progress: Progress, tracker: Tracker
-) -> tuple[list[Group], list[Trajectory], int]:
-    """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
-
-    Returns:
-        The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
-    """
-    trainer = config.trainer
-    tasks: list[Task] = []
-    groups: list[Group] = []
-    rounds, count = 0, trainer.groups_per_step
-    while count:
-        more = pick_tasks(context.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
-        groups += await context.sampler.collect(more, progress.step, tracker.episode_ended, before=tasks)
-        tasks, rounds = tasks + more, rounds + 1
-        count = more_groups(groups, config.algorithm, trainer.groups_per_step, rounds)
-    remax = config.algorithm.advantage.name == "remax"
-    greedy = await context.sampler.play_greedily(tasks, progress.step, tracker.episode_ended) if remax else []
-    return groups, greedy, rounds
 
 
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
@@ -218,7 +209,7 @@ def give_advantages(
         inputs = advantage_inputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
         return with_advantages(inputs, samples)
     except ValueError as error:
-        raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
+        raise StepError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
 
 
 async def learn(
@@ -256,10 +247,10 @@ def after(
     )
 
 
-def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlayed:
+def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> StepError:
     """The error for a step or an evaluation without a usable episode."""
     errors = [t.error for t in trajectories if t.error] or ["no tokens were sampled"]
-    return NothingPlayed(
+    return StepError(
         f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
     )
 
@@ -292,7 +283,7 @@ async def open_rl(
             tracker.phase("placing environments")
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         warm = config.sft.episodes and checkpoint is None
-        demonstrated = _demonstrate(config, spec, model_dir) if warm else None
+        demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
@@ -368,19 +359,14 @@ async def _close_in_time(engine: Engine) -> None:
         await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
 
 
-def _demonstrate(config: Config, spec: EnvSpec, model_dir: Path) -> asyncio.Future[list[TrainingSample]]:
-    """Have a worker of Ray play the expert while the engine starts: thousands of episodes would hold up this process."""
+async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> list[TrainingSample]:
+    """A worker of Ray plays the expert while the engine starts: thousands of episodes would hold up this process."""
     import ray
-
-    playing = ray.remote(num_cpus=0)(demonstrate)
-    return asyncio.wrap_future(playing.remote(config, spec, str(model_dir)).future())
-
-
-async def _demonstrated(future: asyncio.Future[list[TrainingSample]]) -> list[TrainingSample]:
     from ray.exceptions import RayError, RayTaskError
 
+    playing = ray.remote(num_cpus=0)(demonstrations).remote(config, spec, str(model_dir))
     try:
-        return await asyncio.wait_for(future, DEMONSTRATION_SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(playing.future()), DEMONSTRATION_SECONDS)
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:

@@ -100,7 +100,7 @@ def test_the_names_are_those_of_the_formulas():
 
 
 def choices(key):
-    return set(settings()[key].setting.choices)
+    return set(settings()[key].choices)
 
 
 def test_nothing_of_this_imports_torch():

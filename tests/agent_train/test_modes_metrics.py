@@ -6,9 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from agent_train.report.metrics import read_metrics
+from agent_train.report.metrics import FileStep, HeldOut, read_metrics
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.offline.metrics import FileStep, HeldOut
 from agent_train.trainer.run_folder import RunFolder
 
 

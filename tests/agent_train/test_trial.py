@@ -32,8 +32,8 @@ def test_every_correction_computes(name, proximal):
     assert problems(*given) == []
 
 
-@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].setting.choices)
-@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].setting.choices)
+@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].choices)
+@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].choices)
 def test_every_kl_computes(value, importance):
     assert (
         problems("algorithm.kl.coef=0.1", f"algorithm.kl.value={value}", f"algorithm.kl.importance={importance}") == []

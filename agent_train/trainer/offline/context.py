@@ -16,10 +16,10 @@ from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of, start_of
 from agent_train.learner.vocabulary import check_folder
+from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
-from agent_train.trainer.offline.metrics import KINDS, FileStep, HeldOut
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
@@ -45,15 +45,20 @@ class OfflineContext(TrainerContext):
         started, step, data = time.monotonic(), progress.step + 1, self.config.data
         batch = batch_of_step(self.train, data.batch_rows, self.config.trainer.seed, step)
         rate = rate_of_step(self.config, step, self.steps)
-        learned = await learn(self.learners[0], self.objective, batch, rate)
+        loss, measures, learned = await learn(self.learners[0], self.objective, batch, rate)
         self.tracker.file_step(
             FileStep(
-                kind=KINDS[self.config.mode],
+                kind=OFFLINE_KINDS[self.config.mode],
                 step=step,
                 steps=self.steps,
                 epoch=1 + (step - 1) * data.epochs // self.steps,
+                loss=loss,
+                measures=measures,
+                tokens=learned.tokens,
+                grad_norm=learned.grad_norm,
+                lr=learned.lr,
+                skipped=learned.skipped,
                 seconds=time.monotonic() - started,
-                **vars(learned),
             )
         )
         return replace(progress, step=step, tokens=progress.tokens + learned.tokens)
