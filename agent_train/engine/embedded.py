@@ -53,7 +53,7 @@ class EmbeddedEngine(Engine):
     ):
         from transformers import AutoModelForCausalLM
 
-        from agent_train.engine.grouped_attention import attend_grouped
+        from agent_train.engine.fast_decoding import attend_grouped
 
         self.max_model_len = max_model_len
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

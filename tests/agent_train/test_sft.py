@@ -17,7 +17,7 @@ from agent_train.engine.base import Completion, Sampling
 from agent_train.learner.tiny import build_tiny
 from agent_train.learner.worker import LearnerWorker
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.token_policy import TokenPolicy
+from agent_train.rollout.sampler import TokenPolicy
 from agent_train.trainer.warm_start import ExpertError, expert_trajectories, sft_samples, warm_start
 from agentgym import Env, Task, TaskSet
 from agentgym.core.messages import text_of, user
