@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,7 +32,7 @@ from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler, pick_tasks
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
+from agent_train.trainer.loop import TrainerContext, find_model, open_parts
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
 from agent_train.weights.manifest import WeightAddress, free_port
@@ -98,8 +99,7 @@ class RlContext(TrainerContext):
         checksum = await self.sync(step)
         clock.lap("sync")
 
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", trajectories)
+        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", _trajectories(groups))
         if greedy:
             write_jsonl(self.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
         spread = mean_and_spread([sample for sample in samples if sample.in_loss])
@@ -145,17 +145,15 @@ class RlContext(TrainerContext):
 
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
     """The samples of the kept trajectories that take part in advantages."""
-    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    trajectories = _trajectories(played)
     if not any(t.sampled_tokens for t in trajectories if not t.failed):
         raise nothing_played("training step", trajectories)
-    return [
-        sample
-        for group in kept
-        for trajectory, in_loss in participants(group, config.algorithm.overlong)
-        for sample in samples_of(
-            trajectory, config.sampling.temperature, turn_rewards(trajectory, config.algorithm), in_loss
-        )
-    ]
+    samples: list[TrainingSample] = []
+    for group in kept:
+        for trajectory, in_loss in participants(group, config.algorithm.overlong):
+            rewards = turn_rewards(trajectory, config.algorithm)
+            samples += samples_of(trajectory, config.sampling.temperature, rewards, in_loss)
+    return samples
 
 
 async def add_reward_model_scores(models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
@@ -234,7 +232,7 @@ def after(
     config: Config, progress: Progress, played: Sequence[Group], episodes: int, update: UpdateMetrics | None
 ) -> Progress:
     """The progress after a step that played `played` and trained on `episodes` of them."""
-    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    trajectories = _trajectories(played)
     kl, kl_coef = config.algorithm.kl, progress.kl_coef
     if kl.target is not None and update is not None and math.isfinite(update.kl_reference):
         kl_coef = adapted(kl_coef, update.kl_reference, kl.target, episodes, kl.horizon)
@@ -247,11 +245,15 @@ def after(
     )
 
 
+def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
 def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> StepError:
     """The error for a step or an evaluation without a usable episode."""
-    errors = [t.error for t in trajectories if t.error] or ["no tokens were sampled"]
+    error = next((t.error for t in trajectories if t.error), "no tokens were sampled")
     return StepError(
-        f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
+        f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {error}"
     )
 
 
@@ -268,10 +270,7 @@ async def open_rl(
     if (choice := sandbox_choice(config)) is not None:
         tracker.note(f"sandbox: {choice}")
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
-
-    def texts() -> list[str]:
-        return texts_of_env(spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
-
+    texts = functools.partial(texts_of_env, spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
     model_dir = await asyncio.to_thread(find_model, config, folder, tracker, texts)
     await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
@@ -289,15 +288,9 @@ async def open_rl(
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
         await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
         learners = [models.policy, *learning_beside(config, models)]
-        saving = open_checkpoints(config, folder, tracker, learners, checkpoint)
+        opening = open_parts(config, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
-            config=config,
-            folder=folder,
-            tracker=tracker,
-            learners=learners,
-            checkpoints=await stack.enter_async_context(saving),
-            steps=config.trainer.steps,
-            resumed=checkpoint.progress if checkpoint else None,
+            **await stack.enter_async_context(opening),
             engine=engine,
             sampler=_sampler(config, make_env, engine, renderer),
             models=models,
@@ -343,9 +336,9 @@ async def _start_parts(
         stack.push_async_callback(_close_in_time, engine)
         return engine
 
+    begin = folder.start if folder.start.is_dir() else model_dir
     try:
         async with asyncio.TaskGroup() as parts:
-            begin = folder.start if folder.start.is_dir() else model_dir
             engine = parts.create_task(open_engine())
             models = parts.create_task(start_models(config, model_dir, begin, stack))
     except BaseExceptionGroup as failures:

@@ -1,13 +1,11 @@
 """One run from settings to report: what `agent-train` does once the settings are accepted."""
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,14 +86,13 @@ def run(config: Config) -> int:
     with Tracker(folder, config.trainer.steps, elapsed=elapsed, also=also) as tracker:
         for line in opened.told:
             tracker.note(line)
-        error = ""
+        code, error = 0, ""
         try:
             asyncio.run(_until_stopped(config, opened, tracker, stop))
         except FAILURES as failure:
-            error = str(failure) or type(failure).__name__
-        if stop.number:
-            error = ""  # failures while stopping do not count
-        code = 128 + stop.number if stop.number else int(bool(error))
+            code, error = 1, str(failure) or type(failure).__name__
+        if stop.number:  # failures while stopping do not count
+            code, error = 128 + stop.number, ""
         summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
     if code:
         tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
@@ -105,7 +102,8 @@ def run(config: Config) -> int:
         tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()
     if code == 0 and summary.curve:
-        for path in [folder.path / "result.json", *([Path(config.trainer.record)] if config.trainer.record else [])]:
+        also_here = [Path(config.trainer.record)] if config.trainer.record else []
+        for path in [folder.path / "result.json", *also_here]:
             write_result(path, config.env.id, config.trainer.seed, summary, shlex.join(command))
     if error:
         print(f"agent-train: error: {error}", file=sys.stderr)
@@ -114,33 +112,28 @@ def run(config: Config) -> int:
 
 
 async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
-    with _signals(stop):
-        try:
-            open_mode = open_rl if config.mode == "rl" else open_offline
-            async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
-                await train(context)
-                tracker.phase("stopping")
-        except asyncio.CancelledError:
-            if not stop.number:
-                raise
-
-
-@contextlib.contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
+    """Train. Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def begin(number: int) -> None:
         stop.begin(number)
-        for each in STOP_SIGNALS:
-            loop.remove_signal_handler(each)
+        no_longer()
         if task is not None:
             task.cancel()
+
+    def no_longer() -> None:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, begin, number)
     try:
-        yield
+        open_mode = open_rl if config.mode == "rl" else open_offline
+        async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
+            await train(context)
+            tracker.phase("stopping")
+    except asyncio.CancelledError:
+        if not stop.number:
+            raise
     finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
+        no_longer()

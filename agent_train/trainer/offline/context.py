@@ -19,7 +19,7 @@ from agent_train.learner.vocabulary import check_folder
 from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
+from agent_train.trainer.loop import TrainerContext, find_model, open_parts
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
@@ -67,9 +67,8 @@ class OfflineContext(TrainerContext):
         """The loss of the held-out samples, if there are any."""
         if self.test:
             judged = await loss_of(self.learners[0], self.objective, self.test, self.config.data.batch_rows)
-            self.tracker.held_out(
-                HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
-            )
+            held_out = HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
+            self.tracker.held_out(held_out)
 
 
 @asynccontextmanager
@@ -101,34 +100,22 @@ async def open_offline(
         if objective.needs_reference and not config.reference.path:
             # Before the checkpoint is loaded: the reference is the policy as the run began.
             splits = await _ask_reference(config, learner, splits, tracker)
-        saving = open_checkpoints(config, folder, tracker, [learner], checkpoint)
-        checkpoints = await stack.enter_async_context(saving)
+        steps = step_count(len(splits[0]), config.data.batch_rows, config.data.epochs)
+        opening = open_parts(config, folder, tracker, checkpoint, [learner], steps)
+        parts = await stack.enter_async_context(opening)
         tracker.phase("training")
-        yield OfflineContext(
-            config=config,
-            folder=folder,
-            tracker=tracker,
-            learners=[learner],
-            checkpoints=checkpoints,
-            steps=step_count(len(splits[0]), config.data.batch_rows, config.data.epochs),
-            resumed=checkpoint.progress if checkpoint else None,
-            objective=objective,
-            train=splits[0],
-            test=splits[1],
-        )
+        yield OfflineContext(**parts, objective=objective, train=splits[0], test=splits[1])
 
 
 async def _ask_reference(
     config: Config, learner: Learner, splits: list[list[TokenizedExample]], tracker: Tracker
 ) -> list[list[TokenizedExample]]:
     both = [example for split in splits for example in split]
-    total = sum(len(example.training_samples) for example in both)
-
-    def show(done: int) -> None:
-        tracker.phase("asking the reference", f"{done:,} of {total:,} samples")
-
-    tracker.phase("asking the reference")
-    scored = await with_reference(learner, both, config.data.batch_rows, show)
+    total, name = sum(len(example.training_samples) for example in both), "asking the reference"
+    tracker.phase(name)
+    scored = await with_reference(
+        learner, both, config.data.batch_rows, lambda done: tracker.phase(name, f"{done:,} of {total:,} samples")
+    )
     return [scored[: len(splits[0])], scored[len(splits[0]) :]]
 
 
@@ -153,8 +140,7 @@ def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[lis
         if examples and not tokenized:
             raise DataError(f"{name}={path}: every example is longer than {longest} tokens: raise data.max_tokens")
         if left:
-            tracker.note(
-                f"{path}: {left:,} of {len(examples):,} examples are longer than {longest} tokens and left out"
-            )
+            told = f"{left:,} of {len(examples):,} examples are longer than {longest} tokens and left out"
+            tracker.note(f"{path}: {told}")
         splits.append(tokenized)
     return splits, model_dir
