@@ -6,10 +6,10 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_train.algorithms.collapse import Health, health
 from agentgym.core.trajectory import Group, Trajectory
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 OFFLINE_KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
 HELD_OUT = "held_out"
+_HELD_OUT_FIELDS = ("kind", "elapsed", "step", "loss", "examples")  # the others are measures
 
 
 def record_of(line: bytes) -> Record | None:
@@ -128,15 +129,7 @@ class _Measured:
 
     measures: dict[str, float]
 
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> Self:
-        """The reverse of `record`. A null was no finite number."""
-        names = {field.name for field in fields(cls)} - {"measures"}
-        numbers = {name: math.nan if value is None else value for name, value in record.items() if name != "elapsed"}
-        measures = {name: value for name, value in numbers.items() if name not in names}
-        return cls(measures=measures, **{name: numbers[name] for name in names})
-
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         return {**{key: value for key, value in vars(self).items() if key != "measures"}, **self.measures}
 
 
@@ -194,16 +187,12 @@ class Summary:
     """A whole run in a few numbers.
 
     Attributes:
-        start, end, best: success on the held-out tasks: first, last and highest evaluation; None without any.
-        minutes: wall time from the tracker's start.
+        minutes: wall time.
         episodes, tokens: of training, evaluation not counted.
-        curve: `(step, success)` of every evaluation.
+        curve: `(step, success)` on the held-out tasks, of every evaluation.
         instead: the closing table's rows of a run without episodes, name and text.
     """
 
-    start: float | None
-    end: float | None
-    best: float | None
     minutes: float
     steps: int
     episodes: int
@@ -296,22 +285,44 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def closing(held_out: list[HeldOut], steps: list[FileStep], seconds: float) -> list[tuple[str, str]]:
-    """The rows of the table at the end of a run."""
+def summary_of(records: Sequence[Record], seconds: float) -> Summary:
+    """The summary of the records of a `metrics.jsonl`, of a run that took these seconds."""
+    train = [record for record in records if record["kind"] == "train"]
+    return Summary(
+        minutes=seconds / 60,
+        steps=train[-1]["step"] if train else 0,
+        episodes=sum(record["episodes"] for record in train),
+        tokens=sum(record["sampled_tokens"] for record in train),
+        curve=[(r["step"], r["success"]) for r in records if r["kind"] == "eval" and r["success"] is not None],
+        instead=_closing_of_files(records, seconds),
+    )
+
+
+def _closing_of_files(records: Sequence[Record], seconds: float) -> list[tuple[str, str]]:
+    steps = [record for record in records if "epoch" in record]
+    held_out = [record for record in records if record["kind"] == HELD_OUT]
+    if not steps:
+        return []
     rows = []
     if held_out:
         for name, one in (("held-out at the start", held_out[0]), ("held-out at the end", held_out[-1])):
-            rows.append((name, ", ".join([f"loss {one.loss:.4f}", *_told(one.measures)])))
-    elif steps:
-        rows.append(("loss", f"{steps[0].loss:.4f} in the first step, {steps[-1].loss:.4f} in the last"))
+            measures = {key: value for key, value in one.items() if key not in _HELD_OUT_FIELDS}
+            rows.append((name, ", ".join([f"loss {_number(one['loss']):.4f}", *_told(measures)])))
+    else:
+        first, last = (_number(record["loss"]) for record in (steps[0], steps[-1]))
+        rows.append(("loss", f"{first:.4f} in the first step, {last:.4f} in the last"))
     rows.append(("time", f"{seconds / 60:.1f} minutes"))
-    rows.append(("training", f"{len(steps)} steps, {sum(step.tokens for step in steps):,} learned tokens"))
+    rows.append(("training", f"{len(steps)} steps, {sum(step['tokens'] for step in steps):,} learned tokens"))
     return rows
 
 
-def _told(measures: dict[str, float]) -> list[str]:
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _told(measures: Mapping[str, float | None]) -> list[str]:
     return [
         f"{name.replace('_', ' ')} {value:.1%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.3f}"
         for name, value in measures.items()
-        if math.isfinite(value)
+        if value is not None and math.isfinite(value)
     ]

@@ -47,7 +47,7 @@ def test_a_folder_that_is_no_run_is_exit_code_2(tmp_path, capsys):
 
 def a_result(path: Path, seed: int, end: float = 0.95) -> None:
     curve = [(0, 0.4), (10, 0.7), (20, end)]
-    summary = Summary(0.4, end, end, minutes=7.123, steps=20, episodes=1, tokens=1, curve=curve)
+    summary = Summary(minutes=7.123, steps=20, episodes=1, tokens=1, curve=curve)
     write_result(path, "toy", seed, summary, "agent-train +env=toy")
 
 
