@@ -23,27 +23,16 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """Facts of a setting. `settings()` gives them with its type (`kind`) and default.
+    """Facts of a setting. `settings()` gives them with its type (`kind`) and default."""
 
-    Attributes:
-        doc: one line for `docs/training.md`.
-        choices: the only values, if there are few; None is null.
-        bounds: interval of a number, as in "[0, 1)".
-        needs: the setting that a value other than the default goes with: "KEY=A|B", or "KEY" for any value but null and 0.
-        extensions: name of the extension point (`agent_train.config.extensions`) whose names are the choices.
-        by_mode: defaults of single modes.
-        on_gpu: default on a machine with a GPU; None: the same.
-        share_of_context: the default is at most this share of the tokens that the model reads; 0: no such limit.
-    """
-
-    doc: str
-    choices: tuple[str | None, ...] = ()
-    bounds: str = "(0, inf)"
-    needs: str | None = None
-    extensions: str | None = None
-    by_mode: Mapping[str, Any] = field(default_factory=dict)
-    on_gpu: Any = None
-    share_of_context: float = 0.0
+    doc: str  # one line for `docs/training.md`
+    choices: tuple[str | None, ...] = ()  # the only values, if there are few; None is null
+    bounds: str = "(0, inf)"  # interval of a number
+    needs: str | None = None  # what a value other than the default goes with: "KEY=A|B", or "KEY": neither null nor 0
+    extensions: str | None = None  # the extension point (`agent_train.config.extensions`) whose names are the choices
+    by_mode: Mapping[str, Any] = field(default_factory=dict)  # defaults of single modes
+    on_gpu: Any = None  # default on a machine with a GPU; None: the same
+    share_of_context: float = 0.0  # the default is at most this share of the tokens that the model reads; 0: no limit
     kind: Any = None
     default: Any = None
 

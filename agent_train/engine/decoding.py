@@ -13,7 +13,7 @@ import torch
 from agent_train.engine.base import Completion, Sampling
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     prompt_ids: list[int]
     sampling: Sampling

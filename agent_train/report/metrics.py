@@ -70,24 +70,18 @@ class SftMetrics:
 
 @dataclass(frozen=True)
 class EvalMetrics:
-    """Held-out tasks played with the weights of `step`. Episodes that failed are in no mean.
-
-    Attributes:
-        success: share of the episodes, 0 to 1; `low` and `high` are its 95% interval.
-        episodes: how many were played to an end; `failed` others were not.
-        retried: how many of all were run again after an error, of a lost server for example.
-    """
+    """Held-out tasks played with the weights of `step`. Episodes that failed are in no mean."""
 
     kind: ClassVar[str] = "eval"
     step: int
-    success: float
-    low: float
+    success: float  # share of the episodes, 0 to 1
+    low: float  # of its 95% interval
     high: float
     reward: float
     turns: float
-    episodes: int
-    failed: int
-    retried: int
+    episodes: int  # played to an end
+    failed: int  # the others
+    retried: int  # of all, run again after an error, of a lost server for example
 
 
 @dataclass(frozen=True)
@@ -137,26 +131,19 @@ class _Measured:
 class FileStep(_Measured):
     """One optimizer step of a mode.
 
-    Attributes:
-        kind: of the record: one of OFFLINE_KINDS.
-        step: from 1 to `steps`; `epoch` from 1.
-        loss: before the step. Of sft nats a token, else the mean over the batch's pairs or answers.
-        measures: before the step, means over the batch: accuracy, and of preferences the rewards beta * log(p / reference), of reward
-            models the scores: margin, chosen, rejected.
-        tokens: that were learned.
-        grad_norm: before clipping.
-        skipped: the weights were not changed, because the loss or the gradient was not finite.
+    `measures` are means over the batch before the step: accuracy, and of preferences the rewards beta * log(p / reference), of
+    reward models the scores: margin, chosen, rejected.
     """
 
-    kind: str
-    step: int
+    kind: str  # one of OFFLINE_KINDS
+    step: int  # from 1 to `steps`
     steps: int
-    epoch: int
-    loss: float
-    tokens: int
-    grad_norm: float
+    epoch: int  # from 1
+    loss: float  # before the step. Of sft nats a token, else the mean over the batch's pairs or answers
+    tokens: int  # that were learned
+    grad_norm: float  # before clipping
     lr: float
-    skipped: bool
+    skipped: bool  # the weights were not changed, because the loss or the gradient was not finite
     seconds: float
 
     def line(self) -> str:
@@ -184,21 +171,16 @@ class HeldOut(_Measured):
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole run in a few numbers.
+    """A whole run in a few numbers."""
 
-    Attributes:
-        minutes: wall time.
-        episodes, tokens: of training, evaluation not counted.
-        curve: `(step, success)` on the held-out tasks, of every evaluation.
-        instead: the closing table's rows of a run without episodes, name and text.
-    """
-
-    minutes: float
+    minutes: float  # wall time
     steps: int
-    episodes: int
-    tokens: int
-    curve: list[tuple[int, float]]
-    instead: list[tuple[str, str]] = field(default_factory=list)
+    episodes: int  # of training, evaluation not counted
+    tokens: int  # of these
+    curve: list[tuple[int, float]]  # `(step, success)` on the held-out tasks, of every evaluation
+    instead: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # the closing table's rows without episodes, name and text
 
 
 def step_metrics(
@@ -213,14 +195,9 @@ def step_metrics(
     critic: CriticMetrics | None = None,
     prm: PrmMetrics | None = None,
 ) -> StepMetrics:
-    """The measurements of one step.
+    """The measurements of one step: of all groups that were played, trained on or not.
 
-    Args:
-        step: its number, from 1.
-        groups: all that were played, trained on or not.
-        clock: with the laps "rollout", "score", "learn" and "sync".
-        checksum: of the weights after the step.
-        advantages: their mean and standard deviation.
+    `clock` has the laps "rollout", "score", "learn" and "sync"; `advantages` are their mean and standard deviation.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]

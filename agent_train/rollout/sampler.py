@@ -87,25 +87,17 @@ class TokenPolicy:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Plays episodes with the engine's present weights.
-
-    Attributes:
-        sampling: of every turn; its seed is replaced.
-        group_size: trajectories of one task in training.
-        seed: of the run.
-        concurrency: most episodes at a time.
-        play: runs one episode; see `run_many`.
-    """
+    """Plays episodes with the engine's present weights."""
 
     make_env: Callable[[], Env]
     engine: Engine
     renderer: Renderer
-    sampling: Sampling
-    group_size: int = 1
-    seed: int = 0
-    concurrency: int = 64
+    sampling: Sampling  # of every turn; its seed is replaced
+    group_size: int = 1  # trajectories of one task in training
+    seed: int = 0  # of the run
+    concurrency: int = 64  # most episodes at a time
     limits: Limits = Limits()  # noqa: RUF009 - frozen
-    play: Rollout = run_episode
+    play: Rollout = run_episode  # runs one episode; see `run_many`
 
     async def collect(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()

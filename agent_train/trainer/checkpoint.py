@@ -41,20 +41,13 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """The loop's state between two training steps.
+    """The loop's state between two training steps."""
 
-    Attributes:
-        step: training steps done, which is the version of the weights too.
-        tasks: how many tasks of the endless sequence were taken (`sampler.pick_tasks`); the next step begins there.
-        kl_coef: the coefficient of the KL to the reference in the next step.
-        episodes, tokens: of all finished episodes, trained on or dropped.
-    """
-
-    step: int = 0
-    tasks: int = 0
-    kl_coef: float = 0.0
-    episodes: int = 0
-    tokens: int = 0
+    step: int = 0  # training steps done, which is the version of the weights too
+    tasks: int = 0  # taken of the endless sequence (`sampler.pick_tasks`); the next step begins there
+    kl_coef: float = 0.0  # the coefficient of the KL to the reference in the next step
+    episodes: int = 0  # finished ones, trained on or dropped
+    tokens: int = 0  # of these
 
 
 @dataclass(frozen=True)
@@ -75,30 +68,20 @@ class Checkpoint:
         return self.path / "state" / role
 
 
+@dataclass
 class Checkpoints:
     """Saves the steps of one run, one at a time, while training continues. Use it as an async context manager.
 
     A save that fails is told by `note`, and leaves the earlier ones. On leaving the block the last one gets CLOSE_SECONDS more.
-
-    Args:
-        keep: how many of the newest stay; at least 1.
-        timeout: seconds that writing one may take.
-        note: takes a line for people.
-        elapsed: tells the seconds that the run has taken.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        keep: int,
-        timeout: float,
-        note: Callable[[str], None],
-        elapsed: Callable[[], float] = lambda: 0.0,
-    ):
-        self._run, self._keep, self._timeout = run, keep, timeout
-        self._note, self._elapsed = note, elapsed
-        self._writing: asyncio.Task[None] | None = None
-        self._failed = ""
+    run: RunFolder
+    keep: int  # how many of the newest stay; at least 1
+    timeout: float  # seconds that writing one may take
+    note: Callable[[str], None]  # takes a line for people
+    elapsed: Callable[[], float] = lambda: 0.0  # tells the seconds that the run has taken
+    _writing: asyncio.Task[None] | None = None
+    _failed: str = ""
 
     async def __aenter__(self) -> Checkpoints:
         return self
@@ -120,11 +103,11 @@ class Checkpoints:
         """
         await self.settle()
         step = progress.step
-        folder = self._run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
+        folder = self.run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
         try:
-            size = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
-            await asyncio.to_thread(_begin, self._run, folder)
-            record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self._elapsed()}
+            size = self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
+            await asyncio.to_thread(_begin, self.run, folder)
+            record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self.elapsed()}
             write_json(folder / PROGRESS, record)
         except OSError as error:
             await self._give_up(step, folder, str(error))
@@ -149,13 +132,13 @@ class Checkpoints:
         """Wait for the ranks, and make the folder a checkpoint."""
         self._failed = ""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
             failed = next((text for text in said if text), "")
             if not failed:  # without a limit: it cannot be stopped half way
-                await asyncio.to_thread(commit, self._run, folder, step, self._keep)
+                await asyncio.to_thread(commit, self.run, folder, step, self.keep)
         except TimeoutError:
-            failed = f"it took longer than {self._timeout:g} s"
+            failed = f"it took longer than {self.timeout:g} s"
         except OSError as error:
             failed = str(error)
         if failed:
@@ -163,10 +146,10 @@ class Checkpoints:
 
     async def _give_up(self, step: int, folder: Path, failed: str) -> None:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        newest = self._run.latest_checkpoint()
+        newest = self.run.latest_checkpoint()
         stays = f"the newest is {newest.name}" if newest else "there is none yet"
         self._failed = f"the checkpoint of step {step} was not saved ({failed}): {stays}"
-        self._note(self._failed)
+        self.note(self._failed)
 
 
 def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:

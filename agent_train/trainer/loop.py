@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerContext:
-    """The open parts of a run, and what its mode does with them.
-
-    Attributes:
-        learners: what a checkpoint holds, the trained model first.
-        steps: training steps of the whole run.
-        resumed: where the run continues; None for a new run.
-    """
+    """The open parts of a run, and what its mode does with them."""
 
     config: Config
     folder: RunFolder
     tracker: Tracker
-    learners: Sequence[Learner]
+    learners: Sequence[Learner]  # what a checkpoint holds, the trained model first
     checkpoints: Checkpoints
-    steps: int
-    resumed: Progress | None
+    steps: int  # training steps of the whole run
+    resumed: Progress | None  # where the run continues; None for a new run
 
     async def begin(self, progress: Progress) -> None:
         """Do what comes before the first step and the first evaluation."""

@@ -39,18 +39,12 @@ _ASIDE = ".before-resume-"
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run folder that only this process writes.
-
-    Attributes:
-        checkpoint: where the run continues; None: at the beginning.
-        told: lines for people.
-        lock: the descriptor that holds the folder's lock until this process ends.
-    """
+    """A run folder that only this process writes."""
 
     folder: RunFolder
-    checkpoint: Checkpoint | None
-    told: list[str]
-    lock: int
+    checkpoint: Checkpoint | None  # where the run continues; None: at the beginning
+    told: list[str]  # lines for people
+    lock: int  # the descriptor that holds the folder's lock until this process ends
 
 
 def run_path(config: Config) -> Path:

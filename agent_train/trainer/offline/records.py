@@ -35,21 +35,13 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`.
+    """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`."""
 
-    Attributes:
-        id: its place, "train.jsonl:12".
-        prompt: messages that are only read; the last one is not the assistant's.
-        said: begins and ends with the assistant's.
-        tools: OpenAI tool schemas, which are part of the prompt.
-        env: the environment whose tools are asked for when the prompt is written; "" where `tools` has them all.
-    """
-
-    id: str
-    prompt: list[Message]
-    said: list[Message]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    env: str = ""
+    id: str  # its place, "train.jsonl:12"
+    prompt: list[Message]  # messages that are only read; the last one is not the assistant's
+    said: list[Message]  # begins and ends with the assistant's
+    tools: list[dict[str, Any]] = field(default_factory=list)  # OpenAI tool schemas, which are part of the prompt
+    env: str = ""  # whose tools are asked for when the prompt is written; "" where `tools` has them all
 
 
 @dataclass(frozen=True)
