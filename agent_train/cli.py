@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_or_run(arguments: argparse.Namespace) -> int:
     try:
-        from agent_train.config.advice import unusual
+        from agent_train.config.combinations import unusual
         from agent_train.config.compose import compose
         from agent_train.config.schema import ConfigError
         from agent_train.config.validation import validate

@@ -13,7 +13,7 @@ from agent_train.learner.roles import roles_of
 
 
 class PlacementError(RuntimeError):
-    """The cluster has no room for the workers of the environments, or they do not start."""
+    """Ray does not start, or the cluster has no room for the workers of the environments, or they do not start."""
 
 
 def gpu_share(gpus: int, engine: str) -> float:

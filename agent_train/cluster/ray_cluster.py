@@ -1,25 +1,39 @@
-"""Ray for a run: a local instance that ends with the run, or the cluster that RAY_ADDRESS names."""
+"""Ray for a run: a local instance that ends with the run, or the cluster that RAY_ADDRESS names.
+
+`python -m agent_train.cluster.ray_cluster FOLDER` is the reaper of a run that could not clean up, because it was killed or hung. It waits
+until its standard input closes, which happens when its parent ends. Then it kills Ray's processes that have files in FOLDER, which
+would search for each other for a minute, and removes the folder.
+"""
 
 import asyncio
 import contextlib
 import functools
 import logging
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agent_train.cluster.reaper import reaped
+import psutil
+
+from agent_train.cluster.placement import PlacementError
+from agent_train.config.schema import first_line
 
 MAX_TEMP_PATH = 24
-_POLL_SECONDS = 0.05
+REAP_SECONDS = 5.0
+_SIGNAL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 
 
 async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
-    """Start Ray with this number of CPUs, or connect to a cluster; it ends with the stack.
+    """Start Ray with this number of CPUs, or connect to a cluster; it ends with the stack. PlacementError if it does not start.
 
     Ray cannot be stopped while it starts: if cancelled, this waits until it has started.
     """
@@ -28,7 +42,8 @@ async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
     # It would warn that a thread, where it cannot handle signals, starts it.
     logging.getLogger("ray").setLevel(logging.ERROR)
     start: Callable[..., Any] = functools.partial(ray.init, log_to_driver=False, configure_logging=False)
-    if not os.environ.get("RAY_ADDRESS"):
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
         scratch = stack.enter_context(_scratch_folder())
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # "local": Ray would otherwise join whatever cluster was last started on this machine.
@@ -37,12 +52,14 @@ async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
     starting = asyncio.ensure_future(asyncio.to_thread(start))
     try:
         while not starting.done():
-            await asyncio.wait([starting], timeout=_POLL_SECONDS)
+            await asyncio.wait([starting], timeout=_SIGNAL_SECONDS)
             _take_signals_back()
     finally:
         await asyncio.wait([starting])
         _take_signals_back()
-    starting.result()
+    if error := starting.exception():
+        where = f"at RAY_ADDRESS={address}" if address else "on this machine"
+        raise PlacementError(f"Ray {where} did not start: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _take_signals_back() -> None:
@@ -67,3 +84,48 @@ def _scratch_folder() -> Iterator[str]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = before
+
+
+@contextlib.contextmanager
+def reaped(folder: str) -> Iterator[None]:
+    """Kill Ray's processes that have files in `folder`, and remove the folder, when this block or this process ends."""
+    reaper = subprocess.Popen(
+        [sys.executable, "-m", "agent_train.cluster.ray_cluster", folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C on the terminal must not reach it
+    )
+    try:
+        yield
+    finally:
+        if reaper.stdin is not None:
+            reaper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            reaper.wait(2 * REAP_SECONDS)
+
+
+def _reap(folder: str) -> None:
+    deadline = time.monotonic() + REAP_SECONDS
+    while (left := list(_of_ray(folder))) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(_POLL_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_ray(folder: str) -> Iterator[psutil.Process]:
+    inside = folder + os.sep
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if not (title.startswith("ray::") or "/ray/" in title) or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if inside in title or any(file.path.startswith(inside) for file in process.open_files()):
+                yield process
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    _reap(sys.argv[1])

@@ -1,24 +1,17 @@
-"""Checks combinations of settings. Each problem is one line: the key, the reason, and what to do.
+"""Checks combinations of settings. Each problem is one line: the key, the reason, and what to do. Nothing here imports torch."""
 
-Nothing here imports torch: the parameters of a shipped loss are read from its source.
-"""
-
-import ast
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_train.cluster.placement import visible_gpus
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
+from agent_train.config.model_folder import is_tiny
 from agent_train.config.schema import Config
-from agent_train.learner.roles import WITH_CRITIC, has_critic
+from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.service.client.address import is_url
 
-# Inputs of a loss; every other parameter of its function is a setting.
-INPUTS = (
-    *("logprobs_T", "advantages_T", "mask_T", "old_T", "behaviour_T", "entropy_T", "segment_T", "n_segments"),
-    "drift_limit",
-)
 CAPPED = ("tis", "sequence-is", "geometric-is")
 BANDED = ("icepop", "seq-mask-tis", "sequence-mask", "geometric-mask")
 # Compared inside a group, so that one episode alone teaches nothing.
@@ -30,110 +23,49 @@ OF_EPISODES = ("group", "rloo", "opo", "maxrl", "best_of", "reinforce_pp_baselin
 OF_SAMPLES = ("seq-mean-token-mean", "trajectory-mean")
 WITHOUT_REWARDS = ("distill", "constant")
 MODES = {"sft": "imitates the assistant's messages", "dpo": "prefers answers to others", "rm": "learns a reward model"}
+# Learning rates that are usual for all weights of a model of this size, by mode.
+TINY_RATES = (1e-4, 1e-2)
+RATES = {"rl": (1e-7, 1e-5), "sft": (1e-6, 1e-4), "dpo": (5e-8, 1e-5), "rm": (1e-6, 1e-4)}
+ADAPTERS = 100.0  # factor of the usual range's upper end for adapters
+SHORT, LONG = 64, 256  # tokens: too short an answer for an instruct model, too long a one for a tiny model
 
 
 def wrong_combinations(config: Config) -> Iterator[str]:
-    """Problems of the settings of the algorithm and its roles, taken together."""
+    """Problems of the settings of the algorithm and its roles, taken together. `trial` tries the formulas themselves."""
     yield from _wrong_loss(config)
-    yield from _wrong_weights(config)
-    try:
-        advantages.path(config.algorithm.advantage.name)
-    except ValueError:  # `wrong_values` tells it
-        return
     yield from _wrong_advantage(config)
-    yield from _wrong_for_whole_samples(config)
-    yield from _wrong_groups(config)
-    yield from _wrong_kl(config)
-    yield from _wrong_overlong(config)
+    yield from _wrong_rewards(config)
     yield from _wrong_roles(config)
     yield from _wrong_teacher(config)
 
 
-def loss_parameters(name: str) -> list[str]:
-    """The names of the parameters of a shipped loss."""
-    module, _, function = losses.shipped[name].partition(":")
-    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    return [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)]
-
-
 def _wrong_loss(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    try:
-        losses.path(algorithm.loss)
-    except ValueError as error:
-        yield f"algorithm.loss={algorithm.loss}: {error}"
-        return
-    if algorithm.loss not in losses.shipped:
-        from agent_train.algorithms.policy_loss import policy_loss
-
-        try:
-            policy_loss(algorithm.loss, algorithm.loss_settings)
-        except ValueError as error:
-            yield f"algorithm.loss={algorithm.loss}: {error}"
-        return
-    known = [name for name in loss_parameters(algorithm.loss) if name not in INPUTS]
+    algorithm, advantage, correction = config.algorithm, config.algorithm.advantage.name, config.algorithm.correction
     for name, value in algorithm.loss_settings.items():
-        key = f"algorithm.loss_settings.{name}={value}"
-        if name not in known:
-            yield f"{key}: loss {algorithm.loss} has no such setting: it has {', '.join(known) or 'none'}"
-        elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            yield f"{key}: must be a number of 0 or more"
-
-
-def _wrong_weights(config: Config) -> Iterator[str]:
-    """Settings that would weigh the gap between engine and trainer twice, or do nothing."""
-    algorithm, correction = config.algorithm, config.algorithm.correction
-    own = algorithm.loss in losses.shipped and "behaviour_T" in loss_parameters(algorithm.loss)
-    if own and algorithm.proximal != "behaviour":
-        yield f"algorithm.proximal={algorithm.proximal}: loss {algorithm.loss} divides by the engine's policy itself: set algorithm.proximal=behaviour"
-    name = f"algorithm.correction.name={correction.name}"
-    if correction.name is None:
-        return
-    if algorithm.proximal == "behaviour":
-        yield f"{name}: with algorithm.proximal=behaviour the loss covers the gap to the engine already, and it would count twice: leave one of the two out"
+        if algorithm.loss in losses.shipped and isinstance(value, int | float) and value < 0:
+            yield f"algorithm.loss_settings.{name}={value}: must be a number of 0 or more"
     if correction.name in CAPPED and correction.cap is None:
-        yield f"{name}: needs algorithm.correction.cap, as in 2"
+        yield f"algorithm.correction.name={correction.name}: needs algorithm.correction.cap, as in 2"
     if correction.name in BANDED and correction.high is None and not correction.low:
-        yield f"{name}: needs algorithm.correction.low and algorithm.correction.high, as in 0.5 and 2"
-    if correction.high is not None and correction.low >= correction.high:
-        yield f"algorithm.correction.low={correction.low}: must be below algorithm.correction.high={correction.high}"
-
-
-def _wrong_advantage(config: Config) -> Iterator[str]:
-    algorithm, advantage = config.algorithm, config.algorithm.advantage
-    name = f"algorithm.advantage.name={advantage.name}"
+        yield f"algorithm.correction.name={correction.name}: needs algorithm.correction.low and algorithm.correction.high, as in 0.5 and 2"
     if algorithm.reduction == "constant" and algorithm.reduction_length is None:
         yield "algorithm.reduction=constant: needs algorithm.reduction_length, which divides the sum of a trajectory"
-    if advantage.name == "bilevel_gae" and advantage.lam_alpha is not None and advantage.turn_lam is None:
-        yield f"algorithm.advantage.lam_alpha={advantage.lam_alpha}: with bilevel_gae, set algorithm.advantage.turn_lam too: the lambda over turns"
-    if advantage.whiten and advantage.name in ("reinforce_pp", "reinforce_pp_baseline"):
-        yield f"algorithm.advantage.whiten=true: {advantage.name} whitens by itself: leave it out"
-    elif advantage.whiten and advantage.name in ("group", *IN_GROUPS):
-        yield f"algorithm.advantage.whiten=true: groups without spread would teach, by how far they are from the rest: with {advantage.name} leave it out, or take algorithm=reinforce_pp_baseline"
-    if advantage.name == "maxrl" and (
-        algorithm.overlong.length or (algorithm.kl.coef > 0 and algorithm.kl.place == "reward")
-    ):
-        cause = "algorithm.overlong.length" if algorithm.overlong.length else "algorithm.kl.place=reward"
-        yield f"{name}: needs rewards of at least 0, and {cause} takes from them: leave one of the two out"
-
-
-def _wrong_for_whole_samples(config: Config) -> Iterator[str]:
-    """Credit that differs inside a sample, or weights by its length, with a loss of whole samples."""
-    algorithm = config.algorithm
     if algorithm.loss not in WHOLE_SAMPLE_LOSSES:
         return
-    if algorithm.advantage.name in advantages.shipped and algorithm.advantage.name not in OF_EPISODES:
+    if advantage in advantages.shipped and advantage not in OF_EPISODES:
         instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
-        yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {algorithm.advantage.name} away, which differs inside a sequence: set {instead}"
+        yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {advantage} away, which differs inside a sequence: set {instead}"
     if algorithm.reduction not in OF_SAMPLES:
         instead = " (or algorithm.loss=gspo_token)" if algorithm.loss == "gspo" else ""
         yield f"algorithm.reduction={algorithm.reduction}: loss {algorithm.loss} is one number for a whole sequence, and this would weigh it by its length: set algorithm.reduction=seq-mean-token-mean{instead}"
 
 
-def _wrong_groups(config: Config) -> Iterator[str]:
+def _wrong_advantage(config: Config) -> Iterator[str]:
     algorithm, advantage, chosen = config.algorithm, config.algorithm.advantage, config.algorithm.filter
+    if advantage.whiten and advantage.name in ("reinforce_pp", "reinforce_pp_baseline"):
+        yield f"algorithm.advantage.whiten=true: {advantage.name} whitens by itself: leave it out"
+    elif advantage.whiten and advantage.name in ("group", *IN_GROUPS):
+        yield f"algorithm.advantage.whiten=true: groups without spread would teach, by how far they are from the rest: with {advantage.name} leave it out, or take algorithm=reinforce_pp_baseline"
     if algorithm.group_size > 1:
         return
     grouped = advantage.name == "group" and "group" in (advantage.mean_level, advantage.std_level)
@@ -143,24 +75,21 @@ def _wrong_groups(config: Config) -> Iterator[str]:
         yield f"algorithm.filter.name={chosen.name}: groups of one episode never differ: set algorithm.group_size to 2 or more"
 
 
-def _wrong_kl(config: Config) -> Iterator[str]:
-    algorithm, kl = config.algorithm, config.algorithm.kl
-    if kl.coef == 0:
-        return
-    if kl.place == "reward" and algorithm.advantage.name in WITHOUT_REWARDS:
-        yield f"algorithm.kl.place=reward: advantage {algorithm.advantage.name} looks at no reward: set algorithm.kl.place=loss"
+def _wrong_rewards(config: Config) -> Iterator[str]:
+    """What is taken from the rewards: the KL, and the penalty of overlong episodes."""
+    algorithm, kl, overlong = config.algorithm, config.algorithm.kl, config.algorithm.overlong
+    name, in_reward = algorithm.advantage.name, kl.coef > 0 and kl.place == "reward"
+    if name == "maxrl" and (overlong.length or in_reward):
+        cause = "algorithm.overlong.length" if overlong.length else "algorithm.kl.place=reward"
+        yield f"algorithm.advantage.name=maxrl: needs rewards of at least 0, and {cause} takes from them: leave one of the two out"
+    if in_reward and name in WITHOUT_REWARDS:
+        yield f"algorithm.kl.place=reward: advantage {name} looks at no reward: set algorithm.kl.place=loss"
     most = algorithm.group_size * config.trainer.groups_per_step
-    if kl.target is not None and kl.horizon < most:
+    if kl.coef and kl.target is not None and kl.horizon < most:
         yield f"algorithm.kl.horizon={kl.horizon}: must be at least the {most} episodes of a step"
-
-
-def _wrong_overlong(config: Config) -> Iterator[str]:
-    overlong, name = config.algorithm.overlong, config.algorithm.advantage.name
-    if overlong.length is None:
-        return
-    if overlong.buffer > overlong.length:
+    if overlong.length is not None and overlong.buffer > overlong.length:
         yield f"algorithm.overlong.buffer={overlong.buffer}: must be at most algorithm.overlong.length={overlong.length}"
-    if name in WITHOUT_REWARDS:
+    if overlong.length is not None and name in WITHOUT_REWARDS:
         yield f"algorithm.overlong.length={overlong.length}: advantage {name} looks at no reward: leave it out"
 
 
@@ -234,3 +163,40 @@ def wrong_learner(config: Config) -> Iterator[str]:
         yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
     if learner.optimizer == "adamw8bit" and importlib.util.find_spec("torchao") is None:
         yield "learner.optimizer=adamw8bit: torchao is not installed: pip install torchao, or take learner.optimizer=adamw"
+
+
+def unusual(config: Config) -> Iterator[str]:
+    """Settings that can run and are far from what the model's size wants, a line each; a run prints them before it starts."""
+    tiny = is_tiny(config.model.path)
+    yield from _unusual_rates(config, tiny)
+    dtype = config.model.dtype
+    if dtype == "float16":
+        yield "model.dtype=float16: overflows where bfloat16 does not, and there is no loss scaling; bfloat16 is usual"
+    elif dtype == "float32" and not tiny and visible_gpus():
+        yield "model.dtype=float32: takes twice the memory and time of bfloat16 on a GPU; bfloat16 is usual"
+    elif dtype == "bfloat16" and tiny:
+        yield "model.dtype=bfloat16: coarse for a tiny model; float32 is usual"
+    if config.mode != "rl":
+        return
+    most = config.sampling.max_tokens
+    if not tiny and most < SHORT:
+        yield f"sampling.max_tokens={most}: short for an instruct model, whose answers are cut off there; 1,024 is usual"
+    if tiny and most > LONG:
+        yield f"sampling.max_tokens={most}: long for a tiny model, which knows no language: set model.path=DIR, or lower it"
+
+
+def _unusual_rates(config: Config, tiny: bool) -> Iterator[str]:
+    roles = roles_of(config)
+    usual = TINY_RATES if tiny else RATES[config.mode]
+    if config.lora.rank:
+        usual = usual[0], usual[1] * ADAPTERS
+    rates = {"learner.lr": (config.learner.lr, usual)}
+    if config.mode == "rl" and config.sft.episodes:
+        rates["sft.lr"] = config.sft.lr, TINY_RATES if tiny else RATES["sft"]
+    if any(role != "policy" and learns(config, role) for role in roles):
+        rates["critic.lr"] = config.critic.lr, TINY_RATES if tiny else RATES["sft"]
+    size = "a tiny model" if tiny else "a model of this size"
+    for key, (rate, (low, high)) in rates.items():
+        if rate and not low <= rate <= high:
+            word = "high" if rate > high else "low"
+            yield f"{key}={rate:g}: {word} for {size} with mode={config.mode}; {low:g} to {high:g} is usual"

@@ -1,7 +1,8 @@
 """From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema. Nothing here imports torch."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agent_train.config.schema import MODES, Config, ConfigError, default_config
 from agentgym.core.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
-FREE_KEYS = ("env.kwargs", "algorithm.loss_settings")
+FREE_KEYS = ("env.kwargs.", "algorithm.loss_settings.")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
 
 
@@ -46,22 +47,23 @@ def compose(overrides: Sequence[str]) -> Config:
         elif key == "env.id":
             groups.setdefault("env", _choice_name(override))
         else:
-            values[key] = _value_override(override)
+            if not key.startswith(FREE_KEYS):
+                _check_key(key)
+            # The form that Hydra takes for a key that is there and for one that is new in a free dict.
+            values[key] = "++" + str(override.input_line).lstrip("+")
     env = groups.pop("env", None)
-    if env is None and not groups and (settings := _settings_of_run(parsed)) is not None:
-        return _compose_again(settings, parsed)
-    mode = _value_of("mode", parsed) or "rl"
-    if mode not in MODES:
-        guess = f"did you mean mode={nearest(mode, MODES)}? Choices: {', '.join(MODES)}"
-        raise ConfigError([f"mode={mode}: unknown: {guess}"])
+    resumed = _value_of("trainer.resume", parsed)
+    if env is None and not groups and resumed and (old := Path(resumed).expanduser() / "config.yaml").is_file():
+        return _compose_again(old, parsed)
+    mode = _known_choice("mode", _value_of("mode", parsed) or "rl", MODES)
     if mode != "rl":
         _refuse_env(mode, env, values)
     elif env is None:
-        raise ConfigError([f"no environment: choose one with +env=NAME. {_environments()}"])
+        raise ConfigError(f"no environment: choose one with +env=NAME. {_environments()}")
     folder = _value_of("model.path", parsed)
     if is_tiny(folder):
         groups.setdefault("model", "tiny")
-    chosen = [f"{group}={_known_choice(group, name)}" for group, name in groups.items()]
+    chosen = [f"{group}={_known_choice(group, name, choices(group))}" for group, name in groups.items()]
     chosen += _env_overrides(env) if env else []
     if groups.get("model") == "tiny" and env in choices("tiny"):
         chosen.append(f"tiny={env}")
@@ -77,12 +79,13 @@ def to_yaml(config: Config) -> str:
 def config_from_yaml(text: str) -> Config:
     """The reverse of `to_yaml`: keys that are left out keep their defaults."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
-    except OmegaConfBaseException as error:
-        raise ConfigError([_explain(error)]) from error
+        with _explained():
+            config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text)))
+    except ConfigError:
+        raise
     except (ValueError, YAMLError) as error:
-        raise ConfigError([f"not a YAML of settings: {' '.join(str(error).split())}"]) from error
-    return _to_object(merged)
+        raise ConfigError(f"not a YAML of settings: {' '.join(str(error).split())}") from error
+    return config  # a Config: its schema says so
 
 
 def config_folder() -> Path:
@@ -91,7 +94,7 @@ def config_folder() -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise ConfigError([f"configs/config.yaml is neither in {package} nor beside it: install agentgym again"])
+    raise ConfigError(f"configs/config.yaml is neither in {package} nor beside it: install agentgym again")
 
 
 def choices(group: str) -> list[str]:
@@ -113,40 +116,31 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         if "=" not in text:
             hint = f"did you mean +env={text}" if text in environment_names() else "settings are written key=value"
-            raise ConfigError([f"{text!r} is not a setting: {hint}"])
+            raise ConfigError(f"{text!r} is not a setting: {hint}")
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            raise ConfigError(
-                [f"{text}: cannot be read as key=value; put a value with special characters in quotes"]
-            ) from error
+            hint = "cannot be read as key=value; put a value with special characters in quotes"
+            raise ConfigError(f"{text}: {hint}") from error
         if override.is_delete() or override.package or override.is_sweep_override():
-            raise ConfigError([f"{text}: a run takes one value for each key, as in key=value"])
+            raise ConfigError(f"{text}: a run takes one value for each key, as in key=value")
         parsed.append(override)
     return parsed
-
-
-def _settings_of_run(overrides: Sequence[Override]) -> Path | None:
-    """The settings of the run whose folder `trainer.resume` names; None where it names none."""
-    named = _value_of("trainer.resume", overrides)
-    settings = Path(named).expanduser() / "config.yaml" if named else None
-    return settings if settings is not None and settings.is_file() else None
 
 
 def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
     try:
         merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
     except ConfigError as error:
-        raise ConfigError([f"{settings}: {problem}" for problem in error.problems]) from error
+        raise ConfigError(*(f"{settings}: {problem}" for problem in error.problems)) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{settings} cannot be read: {error}"]) from error
-    try:
+        raise ConfigError(f"{settings} cannot be read: {error}") from error
+    with _explained():
         for override in overrides:
             key = override.key_or_group
-            OmegaConf.update(merged, key, _plain(override.value()), force_add=_is_free(key))
-    except OmegaConfBaseException as error:
-        raise ConfigError([_explain(error)]) from error
-    return _to_object(merged)
+            OmegaConf.update(merged, key, _plain(override.value()), force_add=key.startswith(FREE_KEYS))
+        config: Any = OmegaConf.to_object(merged)
+    return config
 
 
 def _plain(value: Any) -> Any:
@@ -162,9 +156,8 @@ def _choice_name(override: Override) -> str:
     value = _plain(override.value())
     if not isinstance(value, str) or not value:
         group = override.key_or_group
-        raise ConfigError(
-            [f"{override.input_line}: {group} takes the name of a choice; settings are written {group}.key=value"]
-        )
+        hint = f"{group} takes the name of a choice; settings are written {group}.key=value"
+        raise ConfigError(f"{override.input_line}: {hint}")
     return value
 
 
@@ -174,43 +167,28 @@ def _value_of(key: str, overrides: Sequence[Override]) -> str | None:
     return str(named[-1]) if named and named[-1] else None
 
 
-def _value_override(override: Override) -> str:
-    """The override in the form that Hydra takes for a key that is there and for one that is new in a free dict."""
-    key = override.key_or_group
-    if not _is_free(key):
-        _check_key(key)
-    return "++" + str(override.input_line).lstrip("+")
-
-
-def _is_free(key: str) -> bool:
-    return key.startswith(tuple(f"{free}." for free in FREE_KEYS))
-
-
 def _check_key(key: str) -> None:
     keys = settings()
     if key in keys:
         return
     if inside := [known for known in keys if known.startswith(f"{key}.")]:
-        raise ConfigError([f"{key!r} is a section: set one of its keys: {', '.join(inside)}"])
+        raise ConfigError(f"{key!r} is a section: set one of its keys: {', '.join(inside)}")
     same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     guess = " or ".join(same_leaf) or nearest(key, keys)
-    raise ConfigError([f"unknown key {key!r}: did you mean {guess}?"])
+    raise ConfigError(f"unknown key {key!r}: did you mean {guess}?")
 
 
-def _known_choice(group: str, name: str) -> str:
-    names = choices(group)
+def _known_choice(group: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
         guess = f"did you mean {group}={nearest(name, names)}? Choices: {', '.join(names)}"
-        raise ConfigError([f"{group}={name}: unknown choice: {guess}"])
+        raise ConfigError(f"{group}={name}: unknown choice: {guess}")
     return name
 
 
 def _refuse_env(mode: str, env: str | None, values: dict[str, str]) -> None:
-    named = [f"env={env}"] if env else []
-    named += [key for key in values if key.startswith("env.")]
-    if named:
+    for named in [*([f"env={env}"] if env else []), *(key for key in values if key.startswith("env."))]:
         raise ConfigError(
-            [f"{named[0]}: mode={mode} learns from data.train and plays no environment: leave one of the two out"]
+            f"{named}: mode={mode} learns from data.train and plays no environment: leave one of the two out"
         )
 
 
@@ -221,9 +199,9 @@ def _env_overrides(name: str) -> list[str]:
         found = spec(name)
     except UnknownEnvError as error:
         guess = f"did you mean {nearest(name, environment_names())}? {_environments()}"
-        raise ConfigError([f"unknown environment {name!r}: {guess}"]) from error
+        raise ConfigError(f"unknown environment {name!r}: {guess}") from error
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError([f"env={name}: {first_line(error)}"]) from error
+        raise ConfigError(f"env={name}: {first_line(error)}") from error
     env_id = name if ":" in name else found.id
     return [f"++env.id={QuotedString(env_id, quote=Quote.single).with_quotes()}"]
 
@@ -234,20 +212,17 @@ def _environments() -> str:
 
 def _compose_with_hydra(defaults: Config, overrides: list[str]) -> Config:
     ConfigStore.instance().store(name="schema", node=defaults)
+    with _explained(), initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config: Any = OmegaConf.to_object(hydra_compose("config", overrides))
+    return config
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = hydra_compose("config", overrides)
+        yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([_explain(error)]) from error
-    return _to_object(composed)
-
-
-def _to_object(composed: Any) -> Config:
-    try:
-        config: Any = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        raise ConfigError([_explain(error)]) from error
-    return config  # a Config: its schema says so
+        raise ConfigError(_explain(error)) from error
 
 
 def _explain(error: BaseException) -> str:

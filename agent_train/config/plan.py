@@ -9,7 +9,7 @@ from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config, settings
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.learner.roles import learning_rate, learns, roles_of, source_of
-from agent_train.trainer.offline.records import Example, form_of, read_examples
+from agent_train.trainer.offline.records import form_of, read_examples
 from agent_train.trainer.resume import run_path
 from agent_train.trainer.schedule import step_count
 from agentgym.core.env import close_unused
@@ -23,7 +23,9 @@ def plan(config: Config) -> Rows:
     """The rows of the table: what, and how. The config must have passed `validate`."""
     if config.mode != "rl":
         return [*_data(config), _model(config), ("learner", _learner(config)), ("files", _files(config))]
-    updates = _count(config.algorithm.updates_per_step, "update")
+    updates, every = _count(config.algorithm.updates_per_step, "update"), _count(config.trainer.eval_every, "step")
+    held_out = min(config.trainer.eval_episodes, len(env_spec(config).tasks(config.env.test_split)))
+    evaluation = f"{_count(held_out, 'held-out episode')} before the first step, every {every} and after the last"
     rows = [
         *_tasks(config),
         ("sandbox", sandbox_choice(config) or ""),
@@ -33,7 +35,7 @@ def plan(config: Config) -> Rows:
         ("trained on", _chosen(config)),
         ("learner", f"{_learner(config)}, {updates} a step"),
         ("beside it", _roles(config)),
-        ("evaluation", _evaluation(config)),
+        ("evaluation", evaluation),
         ("processes", _processes(config)),
         ("files", _files(config)),
     ]
@@ -54,7 +56,7 @@ def documented(config: Config) -> str:
         if found := re.match(r"( *)(\w+):", line):
             sections[len(found[1]) // 2 :] = [found[2]]
             if known := settings().get(".".join(sections)):
-                doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.setting.doc)  # without links
+                doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.doc)  # without links
                 lines[number] = f"{line:<{DOC_COLUMN}} # {doc}"
     return "\n".join(lines)
 
@@ -62,27 +64,23 @@ def documented(config: Config) -> str:
 def _data(config: Config) -> Rows:
     """The rows about data and objective of a mode that learns from files."""
     data, form, longest = config.data, form_of(config), longest_sample(config)
-    train = read_examples(str(data.train), form, data.min_reward)
-    held_out = read_examples(data.test, form, data.min_reward) if data.test else []
-    testing = f"{_examples(held_out)} of {data.test}" if held_out else "nothing: set data.test=FILE to measure on"
+    train, held_out = (read_examples(path, form, data.min_reward) if path else [] for path in (data.train, data.test))
+    noun = "pair" if train[0].is_pair else "conversation"
+    testing = (
+        f"{_count(len(held_out), noun)} of {data.test}" if held_out else "nothing: set data.test=FILE to measure on"
+    )
     rows = [
         ("mode", f"{config.mode}: {MODES[config.mode]}"),
-        ("data", f"{_examples(train)} of {data.train} to learn from"),
+        ("data", f"{_count(len(train), noun)} of {data.train} to learn from"),
         ("held out", testing),
     ]
     if longest is not None:
         rows.append(("length", f"examples of more than {longest:,} tokens are left out"))
     if config.mode == "dpo":
-        reference = (
-            f"reference: {config.reference.path or 'the model as the run starts'}, asked once before the first step"
-        )
-        rows.append(("loss", f"{LOSSES[data.loss]}, beta {data.beta:g}; {reference}"))
+        asked = f"{config.reference.path or 'the model as the run starts'}, asked once before the first step"
+        rows.append(("loss", f"{LOSSES[data.loss]}, beta {data.beta:g}; reference: {asked}"))
     steps = _count(step_count(len(train), data.batch_rows, data.epochs), "step")
     return [*rows, ("steps", f"{data.batch_rows:,} examples a step, {steps} in {_count(data.epochs, 'epoch')}")]
-
-
-def _examples(examples: list[Example]) -> str:
-    return _count(len(examples), "pair" if examples[0].is_pair else "conversation")
 
 
 def _tasks(config: Config) -> Rows:
@@ -188,13 +186,6 @@ def _roles(config: Config) -> str:
     if config.critic.alone_steps and "critic" in roles_of(config):
         rows.append(f"the critic learns alone for {_count(config.critic.alone_steps, 'step')}")
     return "\n".join(rows)
-
-
-def _evaluation(config: Config) -> str:
-    trainer = config.trainer
-    episodes = min(trainer.eval_episodes, len(env_spec(config).tasks(config.env.test_split)))
-    every = _count(trainer.eval_every, "step")
-    return f"{_count(episodes, 'held-out episode')} before the first step, every {every} and after the last"
 
 
 def _processes(config: Config) -> str:

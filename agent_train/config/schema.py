@@ -8,42 +8,33 @@ in `configs/model/tiny.yaml` and `configs/tiny/`.
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
 import copy
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 
 class ConfigError(ValueError):
     """Settings that cannot be run. `problems` has a line for each problem: the key, why, and what to do."""
 
-    def __init__(self, problems: Sequence[str]):
+    def __init__(self, *problems: str):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Facts of a setting beside its type and default.
+    """Facts of a setting. `settings()` gives them with its type (`kind`) and default."""
 
-    Attributes:
-        doc: one line for `docs/training.md`.
-        choices: the only values, if there are few; None is null.
-        bounds: interval of a number, as in "[0, 1)".
-        needs: the setting that a value other than the default goes with: "KEY=A|B", or "KEY" for any value but null and 0.
-        extensions: name of the extension point (`agent_train.config.extensions`) whose names are the choices.
-        by_mode: defaults of single modes.
-        on_gpu: default on a machine with a GPU; None: the same.
-        share_of_context: the default is at most this share of the tokens that the model reads; 0: no such limit.
-    """
-
-    doc: str
-    choices: tuple[str | None, ...] = ()
-    bounds: str = "(0, inf)"
-    needs: str | None = None
-    extensions: str | None = None
-    by_mode: Mapping[str, Any] = field(default_factory=dict)
-    on_gpu: Any = None
-    share_of_context: float = 0.0
+    doc: str  # one line for `docs/training.md`
+    choices: tuple[str | None, ...] = ()  # the only values, if there are few; None is null
+    bounds: str = "(0, inf)"  # interval of a number
+    needs: str | None = None  # what a value other than the default goes with: "KEY=A|B", or "KEY": neither null nor 0
+    extensions: str | None = None  # the extension point (`agent_train.config.extensions`) whose names are the choices
+    by_mode: Mapping[str, Any] = field(default_factory=dict)  # defaults of single modes
+    on_gpu: Any = None  # default on a machine with a GPU; None: the same
+    share_of_context: float = 0.0  # the default is at most this share of the tokens that the model reads; 0: no limit
+    kind: Any = None
+    default: Any = None
 
 
 def setting(default: Any, doc: str, **more: Any) -> Any:
@@ -382,18 +373,9 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
 
-@dataclass(frozen=True)
-class Key:
-    """One dotted key of the settings, as `learner.lr`."""
-
-    kind: Any
-    default: Any
-    setting: Setting
-
-
-def settings(section: Any = None, prefix: str = "") -> dict[str, Key]:
-    """Every dotted key of the settings, in the order of the schema; of a section alone if one is given."""
-    found: dict[str, Key] = {}
+def settings(section: Any = None, prefix: str = "") -> dict[str, Setting]:
+    """Every setting by its dotted key, as `learner.lr`, in the order of the schema; of a section alone if one is given."""
+    found: dict[str, Setting] = {}
     section = Config() if section is None else section
     kinds = get_type_hints(type(section))
     for each in fields(section):
@@ -401,7 +383,7 @@ def settings(section: Any = None, prefix: str = "") -> dict[str, Key]:
         if is_dataclass(value):
             found |= settings(value, f"{key}.")
         else:
-            found[key] = Key(kinds[each.name], value, each.metadata["setting"])
+            found[key] = replace(each.metadata["setting"], kind=kinds[each.name], default=value)
     return found
 
 
@@ -414,11 +396,11 @@ def default_config(mode: str = "rl", gpu: bool = False, context: int | None = No
     """The defaults of a mode on a machine, for a model that reads `context` tokens (None: not known)."""
     config = Config(mode=mode)
     for key, known in settings().items():
-        said, value = known.setting, known.setting.by_mode.get(mode, known.default)
-        if gpu and said.on_gpu is not None:
-            value = said.on_gpu
-        if context is not None and said.share_of_context:
-            value = min(value, int(context * said.share_of_context))
+        value = known.by_mode.get(mode, known.default)
+        if gpu and known.on_gpu is not None:
+            value = known.on_gpu
+        if context is not None and known.share_of_context:
+            value = min(value, int(context * known.share_of_context))
         section, _, name = key.rpartition(".")
         setattr(get(config, section) if section else config, name, value)
     return config

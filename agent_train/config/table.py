@@ -11,25 +11,19 @@ BEGIN, END = "<!-- settings: made from agent_train/config/schema.py -->", "<!-- 
 POSITIVE = "(0, inf)"
 
 
-def settings_table() -> str:
-    """All settings as a table in Markdown."""
-    rows = [
-        f"| `{key}` | {_default(known.default, known.setting)} | {_what(known.setting)} |"
-        for key, known in settings().items()
-    ]
-    return "\n".join(["| setting | default | what |", "|---|---|---|", *rows])
-
-
 def with_table(page: str) -> str:
-    """A page with the table between its two marks."""
+    """A page with the table of all settings between its two marks."""
+    rows = ["| setting | default | what |", "|---|---|---|"]
+    for key, known in settings().items():
+        rows.append(f"| `{key}` | {_default(known)} | {_what(known)} |")
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{settings_table()}\n{END}{rest.partition(END)[2]}"
+    return "\n".join([before + BEGIN, *rows, END + rest.partition(END)[2]])
 
 
-def _default(value: Any, said: Setting) -> str:
+def _default(said: Setting) -> str:
     others = [f"`{_text(other)}` with mode={mode}" for mode, other in said.by_mode.items()]
     others += [f"`{_text(said.on_gpu)}` on a GPU"] if said.on_gpu is not None else []
-    return "; ".join([f"`{_text(value)}`", *others])
+    return "; ".join([f"`{_text(said.default)}`", *others])
 
 
 def _text(value: Any) -> str:

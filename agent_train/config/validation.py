@@ -20,7 +20,7 @@ from agent_train.config.combinations import wrong_combinations, wrong_files, wro
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS
 from agent_train.config.model_folder import context_of, read_json
-from agent_train.config.schema import Config, ConfigError, Key, ModelConfig, first_line, get, settings
+from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
@@ -28,7 +28,6 @@ from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spe
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
 from agentgym.service.client.address import is_url
-from agentgym.service.client.lookup import held
 
 CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
@@ -43,31 +42,26 @@ def validate(config: Config) -> None:
         ConfigError: with one line for every problem found.
     """
     problems = list(_problems(config))
-    if config.mode == "rl":
-        problems = problems or _wrong_formulas(config) or list(_wrong_splits(config))
+    if config.mode == "rl" and not problems:
+        from agent_train.config.trial import wrong_formulas
+
+        problems = list(wrong_formulas(config)) or list(_wrong_splits(config))
     if problems:
-        raise ConfigError(problems)
-
-
-def _wrong_formulas(config: Config) -> list[str]:
-    from agent_train.config.trial import wrong_formulas
-
-    return list(wrong_formulas(config))
+        raise ConfigError(*problems)
 
 
 def _problems(config: Config) -> Iterator[str]:
-    offline = config.mode != "rl"
     wrong = list(wrong_values(config))
     yield from wrong
     yield from wrong_learner(config)
-    yield from _wrong_tiny(config.model)
+    yield from _wrong_tiny(config)
     yield from _wrong_model_folder(config)
     yield from _wrong_machine(config)
     yield from _wrong_cluster()
     yield from _wrong_run_folder(config)
-    if offline and not wrong:
-        yield from wrong_files(config)
-    if not offline:
+    if config.mode != "rl":
+        yield from wrong_files(config) if not wrong else ()
+    else:
         yield from wrong_combinations(config)
         yield from _wrong_lengths(config)
         yield from _wrong_placement(config)
@@ -83,8 +77,8 @@ def wrong_values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: {problem}"
 
 
-def _wrong_number(value: Any, known: Key) -> str | None:
-    bounds = known.setting.bounds
+def _wrong_number(value: Any, known: Setting) -> str | None:
+    bounds = known.bounds
     if known.kind not in (int, float, int | None, float | None) or value is None:
         return None
     low, high = (float(bound) for bound in bounds[1:-1].split(","))
@@ -95,23 +89,23 @@ def _wrong_number(value: Any, known: Key) -> str | None:
     return f"must be {low:g} or more" if bounds.endswith(", inf)") and low > -math.inf else f"must lie in {bounds}"
 
 
-def _wrong_choice(value: Any, known: Key) -> str | None:
-    if known.setting.extensions and known.setting.extensions != "losses":  # `combinations` tries those
-        point = POINTS[known.setting.extensions]
+def _wrong_choice(value: Any, known: Setting) -> str | None:
+    if known.extensions:
+        point = POINTS[known.extensions]
         try:
             for name in value if isinstance(value, list) else [value] if value is not None else []:
                 (point.path if name in point.shipped else point.load)(name)
         except ValueError as error:
             return str(error)
-    elif known.setting.choices and value not in known.setting.choices:
-        words = [name or "null" for name in known.setting.choices]
+    elif known.choices and value not in known.choices:
+        words = [name or "null" for name in known.choices]
         return f"unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
     return None
 
 
-def _wrong_needs(config: Config, value: Any, known: Key) -> str | None:
+def _wrong_needs(config: Config, value: Any, known: Setting) -> str | None:
     """A setting that has an effect only beside another one."""
-    needs = known.setting.needs
+    needs = known.needs
     if needs is None or value == known.default:
         return None
     key, _, values = needs.partition("=")
@@ -129,9 +123,9 @@ def _wrong_lengths(config: Config) -> Iterator[str]:
         yield f"env.test_split={config.env.test_split}: is also the training split; held-out tasks need a split of their own"
 
 
-def _wrong_tiny(model: ModelConfig) -> Iterator[str]:
-    tiny = model.tiny
-    if model.path is not None or min(dataclasses.astuple(tiny)) < 1:
+def _wrong_tiny(config: Config) -> Iterator[str]:
+    tiny = config.model.tiny
+    if config.model.path is not None or min(dataclasses.astuple(tiny)) < 1:
         return
     size = tiny.hidden // tiny.heads
     if tiny.hidden % tiny.heads:
@@ -330,11 +324,6 @@ def env_spec(config: Config) -> EnvSpec:
         expects = {name: value for name, value in given.items() if name not in own}
         given = {name: value for name, value in given.items() if name in own} | {"expects": expects}
     return dataclasses.replace(found, kwargs={**found.kwargs, **chosen, **given})
-
-
-def env_spec_of_run(config: Config) -> EnvSpec:
-    """As `env_spec`; a served environment must stay the same when its servers restart."""
-    return held(env_spec(config))
 
 
 def _named_spec(config: Config) -> EnvSpec:

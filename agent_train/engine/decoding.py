@@ -13,7 +13,7 @@ import torch
 from agent_train.engine.base import Completion, Sampling
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     prompt_ids: list[int]
     sampling: Sampling
@@ -36,7 +36,7 @@ class Request:
 @torch.inference_mode()
 def decode(model: Any, requests: Sequence[Request], version: int) -> list[Completion]:
     """Sample a completion of every request, in their order; `version` is written to every token."""
-    from agent_train.engine.growing_cache import growing_cache
+    from agent_train.engine.fast_decoding import growing_cache
 
     device = next(model.parameters()).device
     running = list(requests)
@@ -45,7 +45,9 @@ def decode(model: Any, requests: Sequence[Request], version: int) -> list[Comple
     # The episodes of a group begin with the same prompt: it is computed once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(tuple(r.prompt_ids) for r in running))}
     rows_R = torch.tensor([row_of[tuple(r.prompt_ids)] for r in running], device=device)
-    ids_RP, mask_RP = _padded(list(row_of), device)
+    longest = max(map(len, row_of))
+    ids_RP = torch.tensor([[0] * (longest - len(ids)) + [*ids] for ids in row_of], device=device)
+    mask_RP = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in row_of], device=device)
     positions_RP = (mask_RP.cumsum(1) - 1).clamp_min(0)
     cache = growing_cache(model.config)
     for step in range(uniforms_RM.shape[1]):
@@ -102,19 +104,7 @@ def _uniforms(requests: Sequence[Request]) -> torch.Tensor:
     """R x M numbers in [0, 1), each row from its request's seed alone."""
     uniforms_RM = torch.zeros(len(requests), max(r.sampling.max_tokens for r in requests), dtype=torch.float64)
     for row, request in enumerate(requests):
-        generator = torch.Generator()
-        if request.sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(request.sampling.seed % (1 << 63))
-        count = request.sampling.max_tokens
+        generator, seed, count = torch.Generator(), request.sampling.seed, request.sampling.max_tokens
+        generator.manual_seed(generator.seed() if seed is None else seed % (1 << 63))
         uniforms_RM[row, :count] = torch.rand(count, dtype=torch.float64, generator=generator)
     return uniforms_RM
-
-
-def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts padded on the left with id 0, R x P, and 1 where a token is real."""
-    longest = max(map(len, prompts))
-    ids_RP = torch.tensor([[0] * (longest - len(ids)) + [*ids] for ids in prompts], device=device)
-    mask_RP = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
-    return ids_RP, mask_RP

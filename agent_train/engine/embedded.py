@@ -21,9 +21,8 @@ from agent_train.weights.collective import WeightGroup, checksum, make_group, re
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
 
 
-@dataclass(eq=False)
-class _Waiting:
-    request: Request
+@dataclass(eq=False, kw_only=True)
+class _Waiting(Request):
     answer: asyncio.Future[Completion]
     begun: asyncio.Event
 
@@ -53,7 +52,7 @@ class EmbeddedEngine(Engine):
     ):
         from transformers import AutoModelForCausalLM
 
-        from agent_train.engine.grouped_attention import attend_grouped
+        from agent_train.engine.fast_decoding import attend_grouped
 
         self.max_model_len = max_model_len
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -102,7 +101,7 @@ class EmbeddedEngine(Engine):
         self.check_request(prompt_ids, sampling)
         self._check_open()
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(Request(list(prompt_ids), sampling), answer, asyncio.Event())
+        waiting = _Waiting(prompt_ids=list(prompt_ids), sampling=sampling, answer=answer, begun=asyncio.Event())
         self._waiting.append(waiting)
         self._consider()
         try:
@@ -136,10 +135,7 @@ class EmbeddedEngine(Engine):
     async def close(self) -> None:
         """Refuse what waits, finish the batch that runs, free the model. May be called twice."""
         self._closed = self._closed or "it was closed"
-        for waiting in self._waiting:
-            if not waiting.answer.done():
-                waiting.answer.set_exception(EngineError("generate: the embedded engine was closed"))
-                waiting.begun.set()
+        _refuse(self._waiting, "was closed")
         if self._timer is not None:
             self._timer.cancel()
         if self._batch is not None:
@@ -166,25 +162,21 @@ class EmbeddedEngine(Engine):
     def _start(self) -> None:
         self._timer = None
         if self._batch is None and self._waiting:
-            waiting, self._waiting = sorted(self._waiting, key=lambda each: each.request.order), []
+            waiting, self._waiting = sorted(self._waiting, key=lambda each: each.order), []
             self._batch = asyncio.ensure_future(self._answer(waiting))
 
     async def _answer(self, waiting: list[_Waiting]) -> None:
         try:
             for start in range(0, len(waiting), self._max_concurrent):
                 part = waiting[start : start + self._max_concurrent]
-                requests = [each.request for each in part]
                 for each in part:
                     each.begun.set()
-                completions = await self._in_thread(lambda given=requests: decode(self._model, given, self.version))
+                completions = await self._in_thread(lambda given=part: decode(self._model, given, self.version))
                 for each, completion in zip(part, completions, strict=True):
                     if not each.answer.done():
                         each.answer.set_result(completion)
         except Exception as error:
-            for each in waiting:
-                if not each.answer.done():
-                    each.answer.set_exception(EngineError(f"generate: the embedded engine failed: {error!r}"))
-                each.begun.set()
+            _refuse(waiting, f"failed: {error!r}")
         finally:
             self._batch = None
             if self._waiting:
@@ -218,3 +210,10 @@ class EmbeddedEngine(Engine):
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError(f"the embedded engine cannot be used: {self._closed}")
+
+
+def _refuse(waiting: Sequence[_Waiting], why: str) -> None:
+    for each in waiting:
+        if not each.answer.done():
+            each.answer.set_exception(EngineError(f"generate: the embedded engine {why}"))
+        each.begun.set()

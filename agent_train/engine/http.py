@@ -53,7 +53,7 @@ async def post(
         except aiohttp.ClientError as error:
             if attempt == attempts or isinstance(error, aiohttp.ClientConnectorError):
                 raise ServerFailed(f"{what}: {url}: {type(error).__name__}: {error}") from error
-    raise AssertionError("unreachable")
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:

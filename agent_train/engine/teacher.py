@@ -64,23 +64,18 @@ class Teacher:
         if not any(sample.mask):
             return [0.0] * len(sample.ids)
         # One token has to be sampled; it is ignored.
-        body = {
-            "prompt": sample.ids,
-            "max_tokens": 1,
-            "prompt_logprobs": 0,
-            "return_token_ids": True,
-            "temperature": 0.0,
-        }
+        body = {"prompt": sample.ids, "max_tokens": 1, "temperature": 0.0}
+        body |= {"prompt_logprobs": 0, "return_token_ids": True}
         async with self._places:
             answer = await self._ask("/v1/completions", body)
         try:
             choice = answer["choices"][0]
             return _read(choice["prompt_logprobs"], choice.get("prompt_token_ids"), sample)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            unreadable = f"it cannot be read ({type(error).__name__}: {error})"
-            why = str(error) if isinstance(error, ValueError) else unreadable
-            what = f"the answer to {len(sample.ids)} ids of trajectory {sample.trajectory!r}"
-            raise self._wrong(f"{what}: {why}") from error
+            why = error if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"
+            raise self._wrong(
+                f"the answer to {len(sample.ids)} ids of trajectory {sample.trajectory!r}: {why}"
+            ) from error
 
     async def _check_vocabulary(self, tokenizer: Any) -> None:
         """Have the endpoint spell all ids of the policy, and compare."""
@@ -91,10 +86,10 @@ class Teacher:
             if not isinstance(text, str):
                 raise self._wrong("it does not say which text ids stand for")
             if text != tokenizer.decode(ids):
-                raise self._wrong(
-                    f"another vocabulary than the policy's: it spells the ids {ids[0]} to {ids[-1]} differently: take a"
-                    " teacher with the policy's tokenizer"
+                differs = (
+                    f"it spells the ids {ids[0]} to {ids[-1]} differently: take a teacher with the policy's tokenizer"
                 )
+                raise self._wrong(f"another vocabulary than the policy's: {differs}")
 
     async def _ask(self, path: str, body: dict[str, Any]) -> Any:
         try:

@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from agent_train.cluster.placement import gpu_share
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.http import ServerFailed, healthy, open_client, post
-from agent_train.engine.server import server_options
 from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
 
 Progress = Callable[[str, float], None]
 CONNECT_SECONDS = 150.0
 LOAD_SECONDS = 600.0
+MODEL_NAME = "policy"
+WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its workers know to die with it
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+_WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _POLL_SECONDS = 0.25
 _REMEMBERED = 4096  # episodes
-_UNUSABLE = "the vLLM engine cannot be used any more"
 _ACTOR_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
 _DYING_SECONDS = 3.0
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Router:
-    """Picks among `size` replicas, numbered from 0. A picked one is busy until `done`."""
+    """Picks among `size` replicas, numbered from 0. Who is done with a picked one lowers its `in_flight`; `dead` ones are left out."""
 
     def __init__(self, size: int):
         self.in_flight = [0] * size
@@ -60,13 +60,6 @@ class Router:
                 self._homes.popitem(last=False)
         self.in_flight[number] += 1
         return number
-
-    def done(self, number: int) -> None:
-        self.in_flight[number] -= 1
-
-    def bury(self, number: int, why: str) -> None:
-        """Leave a replica out from now on."""
-        self.dead.setdefault(number, why)
 
 
 @dataclass
@@ -105,7 +98,7 @@ class VllmEngine(Engine):
         self.receivers = config.replicas * config.tensor_parallel
         self._config = config
         self._router = Router(len(replicas))
-        self._client: aiohttp.ClientSession | None = None
+        self._client = open_client()
         self._broken: str | None = None
         self._adapter: str | None = None
         self._adapters = itertools.count(1)
@@ -158,22 +151,22 @@ class VllmEngine(Engine):
         if self._adapter is not None:
             body["model"] = self._adapter
         while True:
-            number = self._router.pick(episode)
+            self._check_whole()
+            router, seconds = self._router, self._config.request_timeout
+            number = router.pick(episode)
             try:
-                answer = await self._post(
-                    number, "/inference/v1/generate", body, self._config.request_timeout, "generate"
-                )
+                answer = await self._post(number, "/inference/v1/generate", body, seconds, "generate")
                 return _completion(answer["choices"][0])
             except ServerFailed as error:
                 await self._examine(number, error)
             finally:
-                self._router.done(number)
+                router.in_flight[number] -= 1
 
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel
         group = [address.host, address.port, address.world_size]
-        offsets = [address.rank_offset + number * step for number in self._numbers]
-        joining = (self._rpc(n, "connect_weights", [*group, o], CONNECT_SECONDS) for n, o in enumerate(offsets))
+        ranks = [[*group, address.rank_offset + number * step] for number in range(len(self.replicas))]
+        joining = (self._rpc(n, "connect_weights", own, CONNECT_SECONDS) for n, own in enumerate(ranks))
         await asyncio.gather(*joining)
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
@@ -185,38 +178,48 @@ class VllmEngine(Engine):
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
         async with self._loading(f"the adapter of version {version} was not loaded everywhere", version):
             sums = await self._checksums("adapter_checksums", path, _ACTOR_SECONDS, version)
-            await asyncio.gather(*(self._swap_adapter(number, name, path, before) for number in self._numbers))
+            # A new name each time: vLLM would read an adapter that is loaded in place of another again at every step.
+            body = {"lora_name": name, "lora_path": path}
+            await self._on_all("/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
+            if before is not None:
+                body = {"lora_name": before}
+                await self._on_all("/v1/unload_lora_adapter", body, _ACTOR_SECONDS, "dropping an adapter")
             self._adapter = name
             return sums
 
     @asynccontextmanager
     async def _loading(self, unfinished: str, version: int) -> AsyncIterator[None]:
         """Refuse to generate until the block has loaded a version everywhere; then clear the caches and raise the version."""
-        if self._broken:
-            raise EngineError(f"{_UNUSABLE}: {self._broken}")
+        self._check_whole()
         self._broken = unfinished
         yield
-        await asyncio.gather(*(self._reset_cache(number) for number in self._numbers))
+        # Requests in flight are begun again: what is in their cache is of the old weights.
+        path = "/reset_prefix_cache?reset_running_requests=true"
+        answers = await self._on_all(path, None, _ACTOR_SECONDS, "clearing the prefix cache")
+        for replica, answer in zip(self.replicas, answers, strict=True):
+            if not answer["success"]:
+                raise EngineError(f"{replica.url} did not clear its prefix cache: old weights would answer")
         await self._set_version(version)
         self._broken = None
 
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise EngineError(f"the vLLM engine cannot be used any more: {self._broken}")
+
     async def _checksums(self, method: str, argument: str, seconds: float, version: int) -> dict[str, int]:
         """The result of a method on every worker, which must be the same in all."""
-        answers = await asyncio.gather(*(self._rpc(number, method, [argument], seconds) for number in self._numbers))
+        calls = (self._rpc(number, method, [argument], seconds) for number in range(len(self.replicas)))
+        answers = await asyncio.gather(*calls)
         sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
         if any(other != sums[0] for other in sums):
             raise EngineError(f"version {version} is not the same at the {len(sums)} workers")
         return sums[0]
 
-    @property
-    def _numbers(self) -> range:
-        return range(len(self.replicas))
-
     async def live(self) -> None:
         for number, replica in enumerate(self.replicas):
             state = await replica.call("state", _LIVE_SECONDS)
             if state.exit_code is not None:
-                self._router.bury(number, replica.obituary(state))
+                self._router.dead[number] = replica.obituary(state)
         if self._router.dead:
             raise EngineError("; ".join(self._router.dead.values()))
 
@@ -225,9 +228,7 @@ class VllmEngine(Engine):
 
         replicas, self.replicas = self.replicas, []
         self._router = Router(0)
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._client.close()
         for result in await asyncio.gather(*(each.call("stop", 20.0) for each in replicas), return_exceptions=True):
             if isinstance(result, BaseException):
                 log.warning("a vLLM server did not stop cleanly: %s", result)
@@ -241,7 +242,7 @@ class VllmEngine(Engine):
             seconds = time.monotonic() - begun
             if state.exit_code is not None:
                 raise EngineError(replica.obituary(state))
-            if await healthy(self._http(), replica.url):
+            if await healthy(self._client, replica.url):
                 return
             if seconds > self._config.start_timeout:
                 limit = f"{self._config.start_timeout:g} s (engine.start_timeout)"
@@ -261,36 +262,22 @@ class VllmEngine(Engine):
             raise EngineError(f"{error}; log: {self.replicas[number].options.log}\n{state.tail}") from error
         return list(answer["results"])
 
-    async def _swap_adapter(self, number: int, name: str, path: str, before: str | None) -> None:
-        """A new name each time: vLLM would read an adapter that is loaded in place of another again at every step."""
-        body = {"lora_name": name, "lora_path": path}
-        await self._post(number, "/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
-        if before is not None:
-            body = {"lora_name": before}
-            await self._post(number, "/v1/unload_lora_adapter", body, _ACTOR_SECONDS, "dropping an adapter")
-
-    async def _reset_cache(self, number: int) -> None:
-        # Requests in flight are begun again: what is in their cache is of the old weights.
-        path = "/reset_prefix_cache?reset_running_requests=true"
-        answer = await self._post(number, path, None, _ACTOR_SECONDS, "clearing the prefix cache")
-        if not answer["success"]:
-            raise EngineError(f"{self.replicas[number].url} did not clear its prefix cache: old weights would answer")
-
     async def _set_version(self, version: int) -> None:
-        for number in self._numbers:
-            body = {"new_version": str(version)}
-            await self._post(number, "/update_weight_version", body, _ACTOR_SECONDS, "raising the weight version")
+        body = {"new_version": str(version)}
+        await self._on_all("/update_weight_version", body, _ACTOR_SECONDS, "raising the weight version")
         self.version = version
 
+    async def _on_all(self, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> list[Any]:
+        posts = (self._post(number, path, body, seconds, what) for number in range(len(self.replicas)))
+        return await asyncio.gather(*posts)
+
     async def _post(self, number: int, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> Any:
-        if self._broken and path.startswith("/inference"):
-            raise EngineError(f"{_UNUSABLE}: {self._broken}")
         url = self.replicas[number].url
         if path in ("/collective_rpc", "/v1/load_lora_adapter"):
             # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a past broadcast.
             async with open_client() as fresh:
                 return await post(fresh, url, path, body, seconds, what, attempts=1)
-        return await post(self._http(), url, path, body, seconds, what)
+        return await post(self._client, url, path, body, seconds, what)
 
     async def _examine(self, number: int, error: EngineError) -> None:
         """After a failure: bury the server if it is dead or dies in the next seconds, else raise the failure."""
@@ -301,16 +288,62 @@ class VllmEngine(Engine):
             replica = self.replicas[number]
             state: ServerState = await replica.call("state", _LIVE_SECONDS)
             if state.exit_code is not None:
-                self._router.bury(number, replica.obituary(state))
+                self._router.dead[number] = replica.obituary(state)
             elif time.monotonic() > deadline:
                 raise error
             else:
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _http(self) -> aiohttp.ClientSession:
-        if self._client is None:
-            self._client = open_client()
-        return self._client
+
+def server_options(
+    model_dir: str | Path,
+    logs: str | Path,
+    config: EngineConfig,
+    *,
+    number: int = 0,
+    gpu_share: float = 0.0,
+    dtype: str = "float32",
+    seed: int = 0,
+    adapter_rank: int = 0,
+) -> VllmOptions:
+    """The options of replica `number`: token ids in and out, log-probabilities of the sampling distribution, new weights.
+
+    `gpu_share` is the part of a GPU that it may use (0: it runs on the CPU), `adapter_rank` the largest rank of adapters (0: none).
+    """
+    arguments = [
+        *("--dtype", dtype),
+        *("--seed", str(seed)),
+        *("--max-model-len", str(config.max_model_len)),
+        *("--max-num-seqs", str(config.max_concurrent)),
+        *("--tensor-parallel-size", str(config.tensor_parallel)),
+        *("--generation-config", "vllm"),
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--worker-extension-cls", _WORKER_EXTENSION),
+        *("--uvicorn-log-level", "warning"),
+        *("--enable-scale-out", "--disable-log-stats"),
+    ]
+    environment = {WORKER_MARK: "1", "VLLM_SERVER_DEV_MODE": "1"}
+    if gpu_share:
+        arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization * gpu_share)]
+    else:
+        arguments += ["--block-size", "32"]  # the default of 128 finds fewer prefixes of short prompts in the cache
+        if config.tensor_parallel > 1:
+            arguments += ["--distributed-executor-backend", "mp"]
+    if adapter_rank:
+        rank = min(rank for rank in ADAPTER_RANKS if rank >= adapter_rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1", "--max-cpu-loras", "2"]
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    return VllmOptions(
+        model_dir=str(Path(model_dir).resolve()),
+        name=MODEL_NAME,
+        log=str((Path(logs) / f"vllm-{number}.log").resolve()),
+        gpu=gpu_share > 0,
+        context=config.max_model_len,
+        kv_cache_bytes=config.kv_cache_bytes,
+        port=config.port + number if config.port else 0,
+        arguments=arguments,
+        environment=environment,
+    )
 
 
 def _request_body(prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:

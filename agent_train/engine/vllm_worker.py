@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agent_train.engine.server import WORKER_MARK
+from agent_train.engine.vllm import WORKER_MARK
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
 from agent_train.weights.sync import WeightAddress, WeightTransferError, manifest_from_json
 from agentgym.processes.child_process import die_with

@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from agent_train.report.metrics import Summary
 from agentgym.storage.files import write_json, write_text
 
 RESULT_KEYS = ("env", "seed", "start", "end", "minutes", "curve", "command")
@@ -19,48 +20,16 @@ TEXT, GRID, BACKGROUND = "#1f2937", "#e5e7eb", "#ffffff"
 Record = dict[str, Any]
 
 
-def write_result(
-    path: str | Path,
-    *,
-    env: str,
-    seed: int,
-    start: float,
-    end: float,
-    minutes: float,
-    curve: Sequence[tuple[int, float]],
-    command: str,
-    details: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the JSON record of a result.
-
-    Args:
-        path: the file; its folder is made.
-        start, end: held-out success before and after training, 0 to 1.
-        minutes: wall time of the run.
-        curve: `(step, held-out success)` of every evaluation.
-        details: anything else that a reader may want: machine, versions, model.
-    """
-    record: Record = {
-        "env": env,
-        "seed": seed,
-        "start": round(start, 4),
-        "end": round(end, 4),
-        "minutes": round(minutes, 2),
-        "curve": [[step, round(success, 4)] for step, success in curve],
-        "command": command,
-    }
-    if details:
-        record["details"] = dict(details)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_json(Path(path), record)
+def write_result(path: Path, env: str, seed: int, summary: Summary, command: str) -> None:
+    """Write the JSON record of a run that was evaluated; the folder of `path` is made."""
+    curve = [[step, round(success, 4)] for step, success in summary.curve]
+    numbers = (env, seed, curve[0][1], curve[-1][1], round(summary.minutes, 2), curve, command)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, dict(zip(RESULT_KEYS, numbers, strict=True)))
 
 
 def read_result(path: str | Path) -> Record:
-    """A record that `write_result` wrote.
-
-    Raises:
-        ValueError: it is no JSON or lacks a key; the message names the file and the key.
-    """
+    """A record that `write_result` wrote. ValueError if it is no JSON or lacks a key; it names the file and the key."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -102,7 +102,7 @@ class Display:
         self._bar.update(self._task, completed=metrics.step, eta=eta)
         step, played = f"step {metrics.step}", metrics.episodes + metrics.failed
         if self._live is None:
-            self.say(f"{_step_line(metrics, self._total)}{'  ' + eta if eta else ''}")
+            self.say(_step_line(metrics, self._total) + (eta and f"  {eta}"))
         if metrics.update is None and not metrics.selection.episodes:
             self.say(f"{step}: nothing to learn from: {_why_nothing(metrics.selection)}")
         if metrics.failed:
@@ -149,15 +149,13 @@ class Display:
             parts.append(self._table())
         parts.append(self._bar)
         if self._phase:
-            parts.append(Text(self._status(), no_wrap=True, overflow="ellipsis", style="dim"))
+            status = f"{self._phase} {time.monotonic() - self._phase_began:.0f} s"
+            status += f": {self._detail}" if self._detail else ""
+            status += f", {self._episodes} episodes ended" if self._episodes else ""
+            status += f", {self._errors} failed ({self._error})" if self._errors else ""
+            status += f", {self._retried} run again ({self._before})" if self._retried else ""
+            parts.append(Text(status, no_wrap=True, overflow="ellipsis", style="dim"))
         return Group(*parts)
-
-    def _status(self) -> str:
-        seconds = time.monotonic() - self._phase_began
-        episodes = f", {self._episodes} episodes ended" if self._episodes else ""
-        failed = f", {self._errors} failed ({self._error})" if self._errors else ""
-        failed += f", {self._retried} run again ({self._before})" if self._retried else ""
-        return f"{self._phase} {seconds:.0f} s{': ' + self._detail if self._detail else ''}{episodes}{failed}"
 
     def _table(self) -> Table:
         columns = WIDE_COLUMNS if self.console.width >= NARROW else COLUMNS
@@ -211,10 +209,10 @@ def _step_line(row: StepMetrics, total: int) -> str:
 
 
 def _closing(summary: Summary) -> list[tuple[str, str]]:
-    shares = {"at the start": summary.start, "at the end": summary.end}
-    rows = [(f"success {when}", share) for when, share in shares.items()] + [("best success", summary.best)]
+    shares = [success for _, success in summary.curve]
+    found = [percent(share) for share in (shares[0], shares[-1], max(shares))] if shares else ["not measured"] * 3
+    told = list(zip(("success at the start", "success at the end", "best success"), found, strict=True))
     done = f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"
-    told = [(name, "not measured" if share is None else percent(share)) for name, share in rows]
     return [*told, ("time", f"{summary.minutes:.1f} minutes"), ("training", done)]
 
 

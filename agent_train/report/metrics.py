@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from agent_train.learner.measures import UpdateMetrics
 
 Record = dict[str, Any]
+OFFLINE_KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
+HELD_OUT = "held_out"
+_HELD_OUT_FIELDS = ("kind", "elapsed", "step", "loss", "examples")  # the others are measures
 
 
 def record_of(line: bytes) -> Record | None:
@@ -66,24 +69,18 @@ class SftMetrics:
 
 @dataclass(frozen=True)
 class EvalMetrics:
-    """Held-out tasks played with the weights of `step`. Episodes that failed are in no mean.
-
-    Attributes:
-        success: share of the episodes, 0 to 1; `low` and `high` are its 95% interval.
-        episodes: how many were played to an end; `failed` others were not.
-        retried: how many of all were run again after an error, of a lost server for example.
-    """
+    """Held-out tasks played with the weights of `step`. Episodes that failed are in no mean."""
 
     kind: ClassVar[str] = "eval"
     step: int
-    success: float
-    low: float
+    success: float  # share of the episodes, 0 to 1
+    low: float  # of its 95% interval
     high: float
     reward: float
     turns: float
-    episodes: int
-    failed: int
-    retried: int
+    episodes: int  # played to an end
+    failed: int  # the others
+    retried: int  # of all, run again after an error, of a lost server for example
 
 
 @dataclass(frozen=True)
@@ -120,26 +117,69 @@ class StepMetrics:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A whole run in a few numbers.
+class _Measured:
+    """A line of `metrics.jsonl`: the fields, and beside them the measures."""
 
-    Attributes:
-        start, end, best: success on the held-out tasks: first, last and highest evaluation; None without any.
-        minutes: wall time from the tracker's start.
-        episodes, tokens: of training, evaluation not counted.
-        curve: `(step, success)` of every evaluation.
-        instead: the closing table's rows of a run without episodes, name and text.
+    measures: dict[str, float]
+
+    def record(self) -> Record:
+        return {**{key: value for key, value in vars(self).items() if key != "measures"}, **self.measures}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStep(_Measured):
+    """One optimizer step of a mode.
+
+    `measures` are means over the batch before the step: accuracy, and of preferences the rewards beta * log(p / reference), of
+    reward models the scores: margin, chosen, rejected.
     """
 
-    start: float | None
-    end: float | None
-    best: float | None
-    minutes: float
+    kind: str  # one of OFFLINE_KINDS
+    step: int  # from 1 to `steps`
     steps: int
-    episodes: int
-    tokens: int
-    curve: list[tuple[int, float]]
-    instead: list[tuple[str, str]] = field(default_factory=list)
+    epoch: int  # from 1
+    loss: float  # before the step. Of sft nats a token, else the mean over the batch's pairs or answers
+    tokens: int  # that were learned
+    grad_norm: float  # before clipping
+    lr: float
+    skipped: bool  # the weights were not changed, because the loss or the gradient was not finite
+    seconds: float
+
+    def line(self) -> str:
+        numbers = "  ".join(["", *_told(self.measures)]) if self.measures else ""
+        skipped = "  skipped: not finite" if self.skipped else ""
+        return (
+            f"step {self.step}/{self.steps}  loss {self.loss:.4f}{numbers}  grad norm {self.grad_norm:.3f}  "
+            f"lr {self.lr:.2g}  {self.tokens:,} tokens  {self.seconds:.1f} s{skipped}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(_Measured):
+    """The examples of `data.test` with the weights of a step; `loss` and `measures` as in `FileStep`, means over all of them."""
+
+    step: int
+    loss: float
+    examples: int
+    kind: str = HELD_OUT
+
+    def line(self) -> str:
+        told = ", ".join([f"loss {self.loss:.4f}", *_told(self.measures)])
+        return f"held-out after step {self.step}: {told} ({self.examples:,} examples)"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run in a few numbers."""
+
+    minutes: float  # wall time
+    steps: int
+    episodes: int  # of training, evaluation not counted
+    tokens: int  # of these
+    curve: list[tuple[int, float]]  # `(step, success)` on the held-out tasks, of every evaluation
+    instead: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # the closing table's rows without episodes, name and text
 
 
 def step_metrics(
@@ -154,14 +194,9 @@ def step_metrics(
     critic: CriticMetrics | None = None,
     prm: PrmMetrics | None = None,
 ) -> StepMetrics:
-    """The measurements of one step.
+    """The measurements of one step: of all groups that were played, trained on or not.
 
-    Args:
-        step: its number, from 1.
-        groups: all that were played, trained on or not.
-        clock: with the laps "rollout", "score", "learn" and "sync".
-        checksum: of the weights after the step.
-        advantages: their mean and standard deviation.
+    `clock` has the laps "rollout", "score", "learn" and "sync"; `advantages` are their mean and standard deviation.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]
@@ -224,3 +259,46 @@ def _retried(trajectories: Sequence[Trajectory]) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
+
+
+def summary_of(records: Sequence[Record], seconds: float) -> Summary:
+    """The summary of the records of a `metrics.jsonl`, of a run that took these seconds."""
+    train = [record for record in records if record["kind"] == "train"]
+    return Summary(
+        minutes=seconds / 60,
+        steps=train[-1]["step"] if train else 0,
+        episodes=sum(record["episodes"] for record in train),
+        tokens=sum(record["sampled_tokens"] for record in train),
+        curve=[(r["step"], r["success"]) for r in records if r["kind"] == "eval" and r["success"] is not None],
+        instead=_closing_of_files(records, seconds),
+    )
+
+
+def _closing_of_files(records: Sequence[Record], seconds: float) -> list[tuple[str, str]]:
+    steps = [record for record in records if "epoch" in record]
+    held_out = [record for record in records if record["kind"] == HELD_OUT]
+    if not steps:
+        return []
+    rows = []
+    if held_out:
+        for name, one in (("held-out at the start", held_out[0]), ("held-out at the end", held_out[-1])):
+            measures = {key: value for key, value in one.items() if key not in _HELD_OUT_FIELDS}
+            rows.append((name, ", ".join([f"loss {_number(one['loss']):.4f}", *_told(measures)])))
+    else:
+        first, last = (_number(record["loss"]) for record in (steps[0], steps[-1]))
+        rows.append(("loss", f"{first:.4f} in the first step, {last:.4f} in the last"))
+    rows.append(("time", f"{seconds / 60:.1f} minutes"))
+    rows.append(("training", f"{len(steps)} steps, {sum(step['tokens'] for step in steps):,} learned tokens"))
+    return rows
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _told(measures: Mapping[str, float | None]) -> list[str]:
+    return [
+        f"{name.replace('_', ' ')} {value:.1%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.3f}"
+        for name, value in measures.items()
+        if value is not None and math.isfinite(value)
+    ]

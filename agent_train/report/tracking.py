@@ -2,17 +2,24 @@
 
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
 from agent_train.report.display import Display
-from agent_train.report.metrics import EvalMetrics, SftMetrics, StepMetrics, Summary, eval_metrics, read_metrics
-from agent_train.trainer.offline.metrics import HELD_OUT, FileStep, HeldOut, closing
+from agent_train.report.metrics import (
+    EvalMetrics,
+    FileStep,
+    HeldOut,
+    SftMetrics,
+    StepMetrics,
+    Summary,
+    eval_metrics,
+    read_metrics,
+    summary_of,
+)
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import Trajectory
 from agentgym.storage.jsonl import finite
@@ -43,21 +50,14 @@ class Tracker:
         self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
         # Shows the present phase: `phase("starting vLLM", "12 s: Loading weights")`; `note` prints a line that stays.
         self.phase, self.note = self._display.phase, self._display.say
-        self._evals: list[EvalMetrics] = []
-        self._file_steps: list[FileStep] = []
-        self._held_out: list[HeldOut] = []
-        self._steps = self._episodes = self._tokens = 0
-        for record in read_metrics(run.metrics) if run.metrics.exists() else []:
-            self._count_again(record)
+        self._records = read_metrics(run.metrics) if run.metrics.exists() else []
         self._out = run.metrics.open("a", encoding="utf-8")
 
     def __enter__(self) -> "Tracker":
         self._display.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -79,72 +79,37 @@ class Tracker:
         self.phase("warm start", f"{step} of {steps}, loss {loss:.3f}")
 
     def file_step(self, step: FileStep) -> None:
-        self._file_steps.append(step)
         self._append(step.record())
         self._display.show_file_step(step.step, step.steps, step.line())
 
     def held_out(self, measured: HeldOut) -> None:
-        self._held_out.append(measured)
         self._append(measured.record())
         self.note(measured.line())
 
     def train_step(self, metrics: StepMetrics) -> None:
-        self._count(metrics.step, metrics.episodes, metrics.sampled_tokens)
         self._write(metrics)
         self._display.show_step(metrics)
 
     def evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         """Record the held-out episodes that were played with the weights of a step."""
         metrics = eval_metrics(step, trajectories)
-        self._evals.append(metrics)
         self._write(metrics)
         self._display.show_eval(metrics)
         return metrics
 
-    def summary(self) -> Summary:
-        curve = [(m.step, m.success) for m in self._evals if math.isfinite(m.success)]
-        return Summary(
-            start=curve[0][1] if curve else None,
-            end=curve[-1][1] if curve else None,
-            best=max(success for _, success in curve) if curve else None,
-            minutes=self.elapsed / 60,
-            steps=self._steps,
-            episodes=self._episodes,
-            tokens=self._tokens,
-            curve=curve,
-            instead=closing(self._held_out, self._file_steps, self.elapsed) if self._file_steps else [],
-        )
-
     def finish(self, outcome: str = "finished") -> Summary:
         """Close the display and print the closing table; `outcome` is in its title: "finished", "interrupted", "failed"."""
-        summary = self.summary()
+        summary = summary_of(self._records, self.elapsed)
         self.close()
         self._display.show_summary(summary, outcome, self.run)
         return summary
-
-    def _count(self, step: int, episodes: int, tokens: int) -> None:
-        self._steps = step
-        self._episodes += episodes
-        self._tokens += tokens
-
-    def _count_again(self, record: dict[str, Any]) -> None:
-        """Take up what the run measured before it was resumed."""
-        if record["kind"] == "eval":
-            names = [field.name for field in dataclasses.fields(EvalMetrics)]
-            values: dict[str, Any] = {n: math.nan if record[n] is None else record[n] for n in names}
-            self._evals.append(EvalMetrics(**values))
-        elif record["kind"] == HELD_OUT:
-            self._held_out.append(HeldOut.of(record))
-        elif "epoch" in record:
-            self._file_steps.append(FileStep.of(record))
-        elif record["kind"] == "train":
-            self._count(record["step"], record["episodes"], record["sampled_tokens"])
 
     def _write(self, metrics: SftMetrics | EvalMetrics | StepMetrics) -> None:
         self._append({"kind": metrics.kind, **dataclasses.asdict(metrics)})
 
     def _append(self, fields: dict[str, Any]) -> None:
         record = finite({"kind": fields["kind"], "elapsed": round(self.elapsed, 3), **fields})
+        self._records.append(record)
         self._out.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._out.flush()
         for track in self._also:

@@ -6,15 +6,13 @@ and it is placed again.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 from agent_train.cluster.placement import PlacementError, env_workers_wanted
@@ -67,27 +65,17 @@ class EnvWorker:
 
 @dataclass
 class EnvWorkers:
-    """The workers of a run. `placed_env` makes and closes them.
-
-    Attributes:
-        spec: of the environment that they serve.
-        note: told what happens to them.
-        most: sessions that each takes: all of them, so that those that are left can take over.
-        token: which they let in.
-        urls: where each is now.
-        first: where each was first; these stay their names when they move.
-        client: makes clients of them all.
-    """
+    """The workers of a run. `placed_env` makes and closes them."""
 
     config: Config
-    spec: EnvSpec
-    note: Callable[[str], None]
-    most: int
+    spec: EnvSpec  # of the environment that they serve
+    note: Callable[[str], None]  # told what happens to them
+    most: int  # sessions that each takes: all of them, so that those that are left can take over
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     actors: dict[int, Any] = field(default_factory=dict)
-    urls: dict[int, str] = field(default_factory=dict)
-    first: tuple[str, ...] = ()
-    client: EnvSpec | None = None
+    urls: dict[int, str] = field(default_factory=dict)  # where each is now
+    first: tuple[str, ...] = ()  # where each was first; these stay their names when they move
+    client: EnvSpec | None = None  # makes clients of them all
 
     def make(self) -> Env:
         """A new environment, on the worker that has the most room. It opens no session yet."""
@@ -116,19 +104,18 @@ class EnvWorkers:
         told = {name: os.environ[name] for name in _SHARED if name in os.environ}
         home = ray.get_runtime_context().get_node_id()
         try:
-            node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place{_free()}")
-            start = actor.start.remote(self.spec, self.token, self._limits(), self.most, home, told)
+            free = f"{ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster"
+            node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place ({free})")
+            # A session waits while the engine answers.
+            patience = max(ServiceLimits().idle_seconds, 2 * self.config.engine.request_timeout)
+            limits = ServiceLimits(step_seconds=self.config.env.step_timeout, idle_seconds=patience)
+            start = actor.start.remote(self.spec, self.token, limits, self.most, home, told)
             self.urls[number] = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
         except RayTaskError as error:
             raise PlacementError(f"env worker {number}: {error.cause}") from error
         except RayError as error:
             raise PlacementError(f"env worker {number} died while it started: {first_line(error)}") from error
         log.info("env worker %d serves at %s", number, self.urls[number])
-
-    def _limits(self) -> ServiceLimits:
-        # A session waits while the engine answers.
-        patience = max(ServiceLimits().idle_seconds, 2 * self.config.engine.request_timeout)
-        return ServiceLimits(step_seconds=self.config.env.step_timeout, idle_seconds=patience)
 
     async def keep(self, number: int) -> None:
         """Place a worker again whenever it dies, until cancelled."""
@@ -139,22 +126,21 @@ class EnvWorkers:
                 await self.actors[number].wait.remote()
             except RayError as error:
                 self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {first_line(error)}")
-            await self._start_again(number)
-
-    async def _start_again(self, number: int) -> None:
-        before, rest = self.urls[number], FIRST_REST
-        while True:
-            try:
-                await self._start(number)
-            except PlacementError as error:
-                log.warning("%s", error)
-                self._kill(number)
+            before, rest = self.urls[number], FIRST_REST
+            while not await self._started(number):
                 await asyncio.sleep(rest)
                 rest = min(2 * rest, LONGEST_REST)
-            else:
-                pool_of(self.first).move(before, self.urls[number])
-                self.note(f"env worker {number} is back, at {self.urls[number]}")
-                return
+            pool_of(self.first).move(before, self.urls[number])
+            self.note(f"env worker {number} is back, at {self.urls[number]}")
+
+    async def _started(self, number: int) -> bool:
+        try:
+            await self._start(number)
+        except PlacementError as error:
+            log.warning("%s", error)
+            self._kill(number)
+            return False
+        return True
 
     def close(self) -> None:
         """Kill the workers; their servers end with them."""
@@ -172,25 +158,28 @@ class EnvWorkers:
 @asynccontextmanager
 async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
     """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
-    count = env_workers_wanted(config, _cpus_of_nodes())
+    import ray
+
+    nodes = [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]  # busy or not
+    count = env_workers_wanted(config, nodes)
     workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
-    async with AsyncExitStack() as stack:
-        token_file = stack.enter_context(_secret_file(workers.token))
-        stack.callback(workers.close)
-        await workers.start(count, token_file)
+    with tempfile.NamedTemporaryFile("w", prefix="agent-train-") as token_file:  # this user's alone
+        token_file.write(workers.token)
+        token_file.flush()
+        keepers: list[asyncio.Task[None]] = []
         try:
-            await asyncio.to_thread(workers.make)
-        except (RemoteError, ValueError) as error:
-            raise PlacementError(str(error)) from error
-        keepers = [asyncio.create_task(workers.keep(number)) for number in range(count)]
-        stack.push_async_callback(_cancelled, keepers)
-        yield workers
-
-
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            await workers.start(count, token_file.name)
+            try:
+                await asyncio.to_thread(workers.make)
+            except (RemoteError, ValueError) as error:
+                raise PlacementError(str(error)) from error
+            keepers += [asyncio.create_task(workers.keep(number)) for number in range(count)]
+            yield workers
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            workers.close()
 
 
 async def _within(reference: Any, seconds: float, otherwise: str) -> Any:
@@ -199,26 +188,3 @@ async def _within(reference: Any, seconds: float, otherwise: str) -> Any:
         return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
     except TimeoutError:
         raise PlacementError(f"{otherwise} within {seconds:g} s") from None
-
-
-@contextlib.contextmanager
-def _secret_file(secret: str) -> Iterator[str]:
-    """A file of this user's alone that holds a secret; gone after the block."""
-    with tempfile.TemporaryDirectory(prefix="agent-train-") as folder:
-        path = Path(folder) / "token"
-        path.touch(mode=0o600)
-        path.write_text(secret, encoding="ascii")
-        yield str(path)
-
-
-def _cpus_of_nodes() -> list[float]:
-    """CPUs of each node of the cluster, busy or not."""
-    import ray
-
-    return [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-
-
-def _free() -> str:
-    import ray
-
-    return f" ({ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster)"

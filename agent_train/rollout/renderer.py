@@ -7,6 +7,7 @@ trims, re-orders the JSON of a tool call), the prompt is encoded from scratch, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ class Renderer:
         RendererError: no chat template, a template that cannot write an assistant turn, or no stop token.
     """
 
+    _plain_arguments = True
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()):
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -75,10 +78,25 @@ class Renderer:
                 f"the tokenizer of {name} has no chat template: use an instruction-tuned model, or add a chat_template to its folder"
             )
         self.tokenizer = tokenizer
-        self._anchor_ids, self._lead = self._probe_answer()
+        prompt = self.text([user(_PROBE)])
+        if _PROBE not in prompt:
+            raise RendererError("the chat template leaves out what the user says")
+        answered = self.text([user(_PROBE), assistant(_PROBE), user(".")])
+        lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
+        self._lead = (
+            "" if lead.strip() else lead
+        )  # the space that the template writes before an answer, as after "[/INST]"
+        self._anchor_ids = self.encode(prompt)[-8:]
         self._anchor = self._decode(self._anchor_ids)
-        self._plain_arguments = self._takes_argument_text()
         self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)
+        # Whether the template writes the text of a tool call's arguments as it is, and does not quote it once more. Two spaces: one
+        # that reads the text and writes it again keeps one.
+        arguments = '{"a":  "b"}'
+        called = _calling("", [_call("f", arguments, "call00000")])
+        try:
+            self._plain_arguments = arguments in self.text([user("."), called], answering=False)
+        except RendererError:
+            self._plain_arguments = False
 
     @classmethod
     def of_folder(cls, model_dir: str | Path) -> Renderer:
@@ -97,7 +115,10 @@ class Renderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
         """The template's text of a conversation; with `answering`, up to where the assistant's answer begins."""
-        view = [self._for_template(message) for message in messages]
+        view = [{**message, "content": text_of(message)} for message in messages]
+        for message in view:
+            if message.get("tool_calls") and not self._plain_arguments:
+                message["tool_calls"] = [_with_arguments_read(call) for call in message["tool_calls"]]
         try:
             given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": answering}
             return str(self.tokenizer.apply_chat_template(view, **given))
@@ -135,11 +156,8 @@ class Renderer:
         if "<tool_call>" not in text and "</think>" not in text:
             return assistant(content)
         readings = list(_readings(content, turn))
-        faithful = (message for message in readings if self._writes(message, text))
-        return next(faithful, None) or self._unfaithful(readings, text)
-
-    def _unfaithful(self, readings: list[Message], text: str) -> Message:
-        """The best reading where the template writes none as sampled: `reasoning_content` if it cuts thoughts out of the content."""
+        if faithful := next((message for message in readings if self._writes(message, text)), None):
+            return faithful
         thought = readings[0].get("reasoning_content", "").strip()
         if thought and thought not in self.text([user(_PROBE), assistant(text), user(_PROBE)]):
             return readings[0]
@@ -161,23 +179,6 @@ class Renderer:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _for_template(self, message: Message) -> Message:
-        """A message as templates read it: text content, and tool arguments as an object where the template wants that."""
-        view = {**message, "content": text_of(message)}
-        calls = message.get("tool_calls")
-        if calls and not self._plain_arguments:
-            view["tool_calls"] = [_with_arguments_read(call) for call in calls]
-        return view
-
-    def _probe_answer(self) -> tuple[list[int], str]:
-        """The last ids of a prompt, and the space that the template writes before an answer, as after "[/INST]"."""
-        prompt = self.text([user(_PROBE)])
-        if _PROBE not in prompt:
-            raise RendererError("the chat template leaves out what the user says")
-        answered = self.text([user(_PROBE), assistant(_PROBE), user(".")])
-        lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
-        return self.encode(prompt)[-8:], "" if lead.strip() else lead
-
     def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """The special token behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
         stops: list[int] = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
@@ -188,20 +189,11 @@ class Renderer:
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         end_of_turn = ids[0] if ids and ids[0] in special else next(iter(stops), None)
         if end_of_turn is None:
-            raise RendererError(
-                "the tokenizer has no eos token and the chat template ends an assistant turn with no special token: nothing would stop the model"
+            problem = (
+                "the tokenizer has no eos token and the chat template ends an assistant turn with no special token"
             )
+            raise RendererError(f"{problem}: nothing would stop the model")
         return end_of_turn, tuple(dict.fromkeys([*stops, end_of_turn, *eos_ids]))
-
-    def _takes_argument_text(self) -> bool:
-        """True if the template writes the text of a tool call's arguments as it is, and does not quote it once more."""
-        self._plain_arguments = True
-        arguments = '{"a":  "b"}'  # two spaces: a template that reads it and writes it again keeps one
-        called = _calling("", [_call("f", arguments, "call00000")])
-        try:
-            return arguments in self.text([user("."), called], answering=False)
-        except RendererError:
-            return False
 
 
 def eos_ids_of(model_dir: str | Path) -> list[int]:
@@ -210,7 +202,7 @@ def eos_ids_of(model_dir: str | Path) -> list[int]:
     if not path.is_file():
         return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", [])
     except (OSError, ValueError, AttributeError) as error:
         raise RendererError(f"{path} cannot be read: {error}") from error
     ids = found if isinstance(found, list) else [] if found is None else [found]
@@ -267,21 +259,14 @@ def _read_call(block: str, call_id: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else _sampled_arguments(block, arguments)
-    return _call(value["name"], text, call_id)
-
-
-def _sampled_arguments(block: str, arguments: Any) -> str:
-    """The text that stands for `arguments` in a block of JSON."""
-    decoder = json.JSONDecoder()
+    if isinstance(arguments, str):
+        return _call(value["name"], arguments, call_id)
     for key in _ARGUMENTS.finditer(block):
-        try:
-            value, end = decoder.raw_decode(block, key.end())
-        except ValueError:
-            continue
-        if value == arguments:
-            return block[key.end() : end]
-    return json.dumps(arguments, ensure_ascii=False)
+        with contextlib.suppress(ValueError):
+            found, end = json.JSONDecoder().raw_decode(block, key.end())
+            if found == arguments:
+                return _call(value["name"], block[key.end() : end], call_id)
+    return _call(value["name"], json.dumps(arguments, ensure_ascii=False), call_id)
 
 
 def _call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
@@ -294,11 +279,8 @@ def _calling(content: str, calls: list[dict[str, Any]]) -> Message:
 
 def _with_arguments_read(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call whose arguments are an object; text that is no JSON object stays text."""
-    function = dict(call["function"])
-    try:
-        value = json.loads(function["arguments"])
-    except (ValueError, TypeError):
-        return dict(call)
-    if isinstance(value, dict):
-        function["arguments"] = value
-    return {**call, "function": function}
+    with contextlib.suppress(ValueError, TypeError):
+        value = json.loads(call["function"]["arguments"])
+        if isinstance(value, dict):
+            return {**call, "function": {**call["function"], "arguments": value}}
+    return dict(call)

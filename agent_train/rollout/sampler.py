@@ -1,18 +1,20 @@
-"""From tasks to groups of trajectories. Nothing here depends on the order in which episodes finish."""
+"""From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
 import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_train.engine.base import Engine, Sampling
-from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.token_policy import TokenPolicy
+from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.env import Env
+from agentgym.core.messages import Message
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.trajectory import Group, Tokens, Trajectory
+from agentgym.policies.base import EndEpisode, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
@@ -50,27 +52,52 @@ def admit(*, batch: int, version: int, staleness: int, accepted: int, running: i
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
 
+class TokenPolicy:
+    """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
+
+    Args:
+        sampling: for every turn; its `stop_token_ids` default to the renderer's, its `seed` is replaced.
+        seed: of the episode; each turn's seed derives from it, and the engine knows the episode by it. None: unseeded.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, seed: int | None):
+        self._engine = engine
+        self._renderer = renderer
+        self._sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids)
+        self._seed = seed
+        self._episode = None if seed is None else f"{seed:x}"
+        self._previous: Rendered | None = None
+        self._turn = 0
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """Sample the answer to the whole conversation so far."""
+        prompt = self._renderer.prompt(messages, tools, self._previous)
+        if len(prompt.ids) + self._sampling.max_tokens > self._engine.max_model_len:
+            raise EndEpisode("context")
+        seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
+        completion = await self._engine.generate(prompt.ids, replace(self._sampling, seed=seed), self._episode)
+        message = self._renderer.parse(completion.ids, self._turn)
+        self._previous = prompt.answered(completion.ids)
+        self._turn += 1
+        said = list(completion.ids), list(completion.logprobs), list(completion.versions)
+        tokens = Tokens(prompt.ids, *said, completion.finish_reason)
+        usage = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(completion.ids)}
+        return Reply(message, tokens, usage)
+
+
 @dataclass(frozen=True)
 class Sampler:
-    """Plays episodes with the engine's present weights.
-
-    Attributes:
-        sampling: of every turn; its seed is replaced.
-        group_size: trajectories of one task in training.
-        seed: of the run.
-        concurrency: most episodes at a time.
-        play: runs one episode; see `run_many`.
-    """
+    """Plays episodes with the engine's present weights."""
 
     make_env: Callable[[], Env]
     engine: Engine
     renderer: Renderer
-    sampling: Sampling
-    group_size: int = 1
-    seed: int = 0
-    concurrency: int = 64
+    sampling: Sampling  # of every turn; its seed is replaced
+    group_size: int = 1  # trajectories of one task in training
+    seed: int = 0  # of the run
+    concurrency: int = 64  # most episodes at a time
     limits: Limits = Limits()  # noqa: RUF009 - frozen
-    play: Rollout = run_episode
+    play: Rollout = run_episode  # runs one episode; see `run_many`
 
     async def collect(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()

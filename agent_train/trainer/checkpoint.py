@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,27 +41,13 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """The loop's state between two training steps.
+    """The loop's state between two training steps."""
 
-    Attributes:
-        step: training steps done, which is the version of the weights too.
-        tasks: how many tasks of the endless sequence were taken (`sampler.pick_tasks`); the next step begins there.
-        kl_coef: the coefficient of the KL to the reference in the next step.
-        episodes, tokens: of all finished episodes, trained on or dropped.
-    """
-
-    step: int = 0
-    tasks: int = 0
-    kl_coef: float = 0.0
-    episodes: int = 0
-    tokens: int = 0
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Progress:
-        """The reverse of `dataclasses.asdict`. Raises ValueError if another version wrote the record."""
-        if wrong := sorted({field.name for field in fields(cls)} ^ set(record)):
-            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
-        return cls(**record)
+    step: int = 0  # training steps done, which is the version of the weights too
+    tasks: int = 0  # taken of the endless sequence (`sampler.pick_tasks`); the next step begins there
+    kl_coef: float = 0.0  # the coefficient of the KL to the reference in the next step
+    episodes: int = 0  # finished ones, trained on or dropped
+    tokens: int = 0  # of these
 
 
 @dataclass(frozen=True)
@@ -82,30 +68,20 @@ class Checkpoint:
         return self.path / "state" / role
 
 
+@dataclass
 class Checkpoints:
     """Saves the steps of one run, one at a time, while training continues. Use it as an async context manager.
 
     A save that fails is told by `note`, and leaves the earlier ones. On leaving the block the last one gets CLOSE_SECONDS more.
-
-    Args:
-        keep: how many of the newest stay; at least 1.
-        timeout: seconds that writing one may take.
-        note: takes a line for people.
-        elapsed: tells the seconds that the run has taken.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        keep: int,
-        timeout: float,
-        note: Callable[[str], None],
-        elapsed: Callable[[], float] = lambda: 0.0,
-    ):
-        self._run, self._keep, self._timeout = run, keep, timeout
-        self._note, self._elapsed = note, elapsed
-        self._writing: asyncio.Task[None] | None = None
-        self._failed = ""
+    run: RunFolder
+    keep: int  # how many of the newest stay; at least 1
+    timeout: float  # seconds that writing one may take
+    note: Callable[[str], None]  # takes a line for people
+    elapsed: Callable[[], float] = lambda: 0.0  # tells the seconds that the run has taken
+    _writing: asyncio.Task[None] | None = None
+    _failed: str = ""
 
     async def __aenter__(self) -> Checkpoints:
         return self
@@ -127,11 +103,11 @@ class Checkpoints:
         """
         await self.settle()
         step = progress.step
-        folder = self._run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
+        folder = self.run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
         try:
-            size = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
-            await asyncio.to_thread(_begin, self._run, folder)
-            record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self._elapsed()}
+            size = self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
+            await asyncio.to_thread(_begin, self.run, folder)
+            record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self.elapsed()}
             write_json(folder / PROGRESS, record)
         except OSError as error:
             await self._give_up(step, folder, str(error))
@@ -154,27 +130,26 @@ class Checkpoints:
 
     async def _write(self, step: int, folder: Path, learners: Sequence[Learner]) -> None:
         """Wait for the ranks, and make the folder a checkpoint."""
+        self._failed = ""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
             failed = next((text for text in said if text), "")
             if not failed:  # without a limit: it cannot be stopped half way
-                await asyncio.to_thread(commit, self._run, folder, step, self._keep)
+                await asyncio.to_thread(commit, self.run, folder, step, self.keep)
         except TimeoutError:
-            failed = f"it took longer than {self._timeout:g} s"
+            failed = f"it took longer than {self.timeout:g} s"
         except OSError as error:
             failed = str(error)
         if failed:
             await self._give_up(step, folder, failed)
-        else:
-            self._failed = ""
 
     async def _give_up(self, step: int, folder: Path, failed: str) -> None:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        newest = self._run.latest_checkpoint()
+        newest = self.run.latest_checkpoint()
         stays = f"the newest is {newest.name}" if newest else "there is none yet"
         self._failed = f"the checkpoint of step {step} was not saved ({failed}): {stays}"
-        self._note(self._failed)
+        self.note(self._failed)
 
 
 def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
@@ -203,11 +178,8 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     for old in run.saved_checkpoints()[: -max(keep, 1)]:
         if old != final:
-            # Under another name first: half of a checkpoint must not have the name of one.
-            removed = old.with_name(f"{_REMOVED}{old.name}")
-            shutil.rmtree(removed, ignore_errors=True)
-            old.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+            # Under another name first: half of a checkpoint must not have the name of one. `_begin` removed earlier ones.
+            shutil.rmtree(old.rename(old.with_name(f"{_REMOVED}{old.name}")), ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -215,14 +187,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: written by another version: its format is {manifest['format']}, not {FORMAT}"
-            )
+            version = f"its format is {manifest['format']}, not {FORMAT}"
+            raise CheckpointError(f"{path}: written by another version: {version}")
         for name, said in manifest["files"].items():
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
         record = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-        return Checkpoint(path, Progress.from_json(record["progress"]), record["metrics_bytes"], record["elapsed"])
+        if wrong := sorted(record["progress"].keys() ^ asdict(Progress()).keys()):
+            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
+        return Checkpoint(path, Progress(**record["progress"]), record["metrics_bytes"], record["elapsed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not whole: {error or type(error).__name__}") from error
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config
 from agent_train.learner.tiny import build_tiny
@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerContext:
-    """The open parts of a run, and what its mode does with them.
-
-    Attributes:
-        learners: what a checkpoint holds, the trained model first.
-        steps: training steps of the whole run.
-        resumed: where the run continues; None for a new run.
-    """
+    """The open parts of a run, and what its mode does with them."""
 
     config: Config
     folder: RunFolder
     tracker: Tracker
-    learners: Sequence[Learner]
+    learners: Sequence[Learner]  # what a checkpoint holds, the trained model first
     checkpoints: Checkpoints
-    steps: int
-    resumed: Progress | None
+    steps: int  # training steps of the whole run
+    resumed: Progress | None  # where the run continues; None for a new run
 
     async def begin(self, progress: Progress) -> None:
         """Do what comes before the first step and the first evaluation."""
@@ -84,13 +78,19 @@ def find_model(config: Config, folder: RunFolder, tracker: Tracker, texts: Calla
 
 
 @asynccontextmanager
-async def open_checkpoints(
-    config: Config, folder: RunFolder, tracker: Tracker, learners: Sequence[Learner], checkpoint: Checkpoint | None
-) -> AsyncIterator[Checkpoints]:
-    """Load the state of `checkpoint`, if there is one, into the learners; then save further ones."""
+async def open_parts(
+    config: Config,
+    folder: RunFolder,
+    tracker: Tracker,
+    checkpoint: Checkpoint | None,
+    learners: Sequence[Learner],
+    steps: int,
+) -> AsyncIterator[dict[str, Any]]:
+    """The fields of `TrainerContext`. The state of `checkpoint`, if there is one, is loaded into the learners."""
     if checkpoint is not None:
         tracker.phase("loading the checkpoint", checkpoint.path.name)
         await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
     keep, timeout = config.trainer.keep_checkpoints, config.learner.timeout
     async with Checkpoints(folder, keep, timeout, tracker.note, lambda: tracker.elapsed) as checkpoints:
-        yield checkpoints
+        parts = {"config": config, "folder": folder, "tracker": tracker, "checkpoints": checkpoints}
+        yield parts | {"learners": learners, "steps": steps, "resumed": checkpoint and checkpoint.progress}

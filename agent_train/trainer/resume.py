@@ -17,7 +17,7 @@ from agent_train.config.compose import config_from_yaml, to_yaml
 from agent_train.config.schema import Config, ConfigError, get, settings
 from agent_train.report.metrics import record_of
 from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
-from agent_train.trainer.run_folder import RunFolder, run_name, versions
+from agent_train.trainer.run_folder import RunFolder, run_name, step_of, versions
 from agentgym.storage.files import write_json, write_text
 from agentgym.storage.locks import hold, lock_held
 
@@ -39,18 +39,12 @@ _ASIDE = ".before-resume-"
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run folder that only this process writes.
-
-    Attributes:
-        checkpoint: where the run continues; None: at the beginning.
-        told: lines for people.
-        lock: the descriptor that holds the folder's lock until this process ends.
-    """
+    """A run folder that only this process writes."""
 
     folder: RunFolder
-    checkpoint: Checkpoint | None
-    told: list[str]
-    lock: int
+    checkpoint: Checkpoint | None  # where the run continues; None: at the beginning
+    told: list[str]  # lines for people
+    lock: int  # the descriptor that holds the folder's lock until this process ends
 
 
 def run_path(config: Config) -> Path:
@@ -84,20 +78,22 @@ def refusals(config: Config) -> Iterator[str]:
     if problem := _wrong_latest(run):
         yield f"{key}: {problem}"
         return
-    if (run.path / "result.json").is_file() and (step := _last_step(run)) >= trainer.steps:
+    newest = run.latest_checkpoint() or next(reversed(run.saved_checkpoints()), None)
+    step = step_of(newest) if newest else 0
+    if (run.path / "result.json").is_file() and step >= trainer.steps:
         yield f"{key}: {path} already holds a run that is done with {step} steps: choose another name, or a larger trainer.steps"
 
 
 def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     """Take the folder that the settings name for this process, with the state that the run continues from."""
     if problems := list(refusals(config)):
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     run = RunFolder(run_path(config))
     run.path.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(run.path)
     except ValueError as error:
-        raise ConfigError([str(error)]) from error
+        raise ConfigError(str(error)) from error
     if not run.config.is_file():
         run.write_settings(config, command)
         return OpenRun(run, None, [], lock)
@@ -106,7 +102,7 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     if config.mode == "rl" and checkpoint is not None and checkpoint.step > config.trainer.steps:
         os.close(lock)
         raise ConfigError(
-            [f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"]
+            f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"
         )
     number = 1 + max((int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")), default=0)
     lost = _set_aside(run, checkpoint, number)
@@ -128,16 +124,12 @@ def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
     except (OSError, ValueError) as error:  # a ConfigError is one, and so is what is no UTF-8
         yield f"{key}: the settings of the run there cannot be read: {error}"
         return
-    differing = [name for name in settings() if get(old, name) != get(config, name) and not _may_change(name, config)]
-    if differing:
+    # Which optimizer step a sample belongs to follows from shared prefixes.
+    fixed = {"learner.shared_prefix"} if config.algorithm.updates_per_step > 1 else set()
+    kept = (name for name in settings() if name in fixed or name not in MAY_CHANGE)
+    if differing := [name for name in kept if get(old, name) != get(config, name)]:
         told = ", ".join(f"{name} ({get(old, name)} there, {get(config, name)} now)" for name in differing)
         yield f"{key}: {run.path} already holds a run with other settings: {told}: take the same ones, or choose another name"
-
-
-def _may_change(name: str, config: Config) -> bool:
-    if name == "learner.shared_prefix" and config.algorithm.updates_per_step > 1:
-        return False  # which optimizer step a sample belongs to follows from it
-    return name in MAY_CHANGE
 
 
 def _wrong_latest(run: RunFolder) -> str | None:
@@ -151,12 +143,6 @@ def _wrong_latest(run: RunFolder) -> str | None:
     return f"{run.checkpoints / 'latest'} names {named[:40]!r}, {what}: delete that file to go on {newest}"
 
 
-def _last_step(run: RunFolder) -> int:
-    saved = run.saved_checkpoints()
-    newest = run.latest_checkpoint() or (saved[-1] if saved else None)
-    return int(newest.name.removeprefix("step-")) if newest else 0
-
-
 def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> list[str]:
     """Move what the run wrote after the checkpoint to other names; lines for people. The next call makes good a crash in between."""
     step = checkpoint.step if checkpoint else -1
@@ -165,21 +151,16 @@ def _set_aside(run: RunFolder, checkpoint: Checkpoint | None, number: int) -> li
         write_text(run.checkpoints / "latest", checkpoint.path.name + "\n")
     else:
         (run.checkpoints / "latest").unlink(missing_ok=True)
-    for path in sorted(run.trajectories.iterdir()):
-        named = _STEP_FILE.fullmatch(path.name)
-        if named and int(named[1]) > step:
-            _aside(path, number)
-    for path in run.saved_checkpoints():
-        if int(path.name.removeprefix("step-")) > step:
-            _aside(path, number)
-    for path in (run.path / "result.json", *([] if checkpoint else [run.start])):
-        if path.exists():
-            _aside(path, number)
+    later = [
+        path
+        for path in sorted(run.trajectories.iterdir())
+        if (named := _STEP_FILE.fullmatch(path.name)) and int(named[1]) > step
+    ]
+    later += [path for path in run.saved_checkpoints() if step_of(path) > step]
+    later += [path for path in (run.path / "result.json", *([] if checkpoint else [run.start])) if path.exists()]
+    for path in later:
+        path.rename(path.with_name(f"{path.name}{_ASIDE}{number}"))
     return _cut(run.metrics, checkpoint.metrics_bytes if checkpoint else 0, number)
-
-
-def _aside(path: Path, number: int) -> None:
-    path.rename(path.with_name(f"{path.name}{_ASIDE}{number}"))
 
 
 def _cut(metrics: Path, size: int, number: int) -> list[str]:
@@ -204,9 +185,9 @@ def _write_settings_again(
     run: RunFolder, config: Config, command: Sequence[str], checkpoint: Checkpoint | None, number: int
 ) -> None:
     """The settings as they are now, and in `versions.json` that the run was resumed, by what and where."""
-    text = to_yaml(config)
-    if run.config.read_text(encoding="utf-8") != text:
-        write_text(run.config.with_name(f"{run.config.name}{_ASIDE}{number}"), run.config.read_text(encoding="utf-8"))
+    text, old = to_yaml(config), run.config.read_text(encoding="utf-8")
+    if old != text:
+        write_text(run.config.with_name(f"{run.config.name}{_ASIDE}{number}"), old)
         write_text(run.config, text)
     try:
         before = json.loads(run.versions.read_text(encoding="utf-8"))

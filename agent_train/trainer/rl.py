@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +20,7 @@ from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.extensions import engines, rollouts
 from agent_train.config.schema import Config
-from agent_train.config.validation import env_spec_of_run, sandbox_choice
+from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -31,15 +32,16 @@ from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler, pick_tasks
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
+from agent_train.trainer.loop import TrainerContext, find_model, open_parts
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, demonstrate, warm_start
+from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
 from agent_train.weights.sync import AdapterReceiver, WeightAddress, free_port, sync, sync_adapter
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
+from agentgym.service.client.lookup import held
 
 if TYPE_CHECKING:
     from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
@@ -50,38 +52,33 @@ TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
 
-class NothingPlayed(RuntimeError):
-    """Every episode of a step or of an evaluation failed, so there is nothing to learn from or to measure."""
-
-
-class AdvantageError(RuntimeError):
-    """`algorithm.advantage` cannot take the rewards of a step."""
+class StepError(RuntimeError):
+    """Every episode of a step or of an evaluation failed, or `algorithm.advantage` cannot take the rewards of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlContext(TrainerContext):
-    """A run that plays episodes. `demonstrations` are the samples of the warm start, while they are made; None without one."""
+    """A run that plays episodes. `demonstrations` makes the samples of the warm start; None without one."""
 
     engine: Engine
     sampler: Sampler
     models: Models
     train_tasks: TaskSet
     test_tasks: TaskSet
-    demonstrations: asyncio.Future[list[TrainingSample]] | None
+    demonstrations: asyncio.Task[list[TrainingSample]] | None
 
     async def begin(self, progress: Progress) -> None:
         """Imitate the expert, if the settings ask for it, and give the engine the policy's weights."""
         if self.demonstrations is not None:
             sft, show = self.config.sft, self.tracker.sft_step
             self.tracker.phase("warm start", f"the expert plays {sft.episodes} episodes")
-            samples = await _demonstrated(self.demonstrations)
-            await warm_start(self.models.policy, samples, sft, show, self.config.trainer.seed)
+            await warm_start(self.models.policy, await self.demonstrations, sft, show, self.config.trainer.seed)
             await begin_as_policy(self.config, self.models, self.folder.start)
         await self.sync(progress.step)
 
     async def take_step(self, progress: Progress) -> Progress:
         config, models, clock = self.config, self.models, Clock()
-        groups, greedy, rounds = await play(config, self, progress, self.tracker)
+        groups, greedy, rounds = await self.play(progress)
         clock.lap("rollout")
 
         kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
@@ -100,14 +97,31 @@ class RlContext(TrainerContext):
         checksum = await self.sync(step)
         clock.lap("sync")
 
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", trajectories)
+        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", _trajectories(groups))
         if greedy:
             write_jsonl(self.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
         spread = mean_and_spread([sample for sample in samples if sample.in_loss])
         metrics = step_metrics(step, groups, clock, checksum, selection, spread, kl_coef, update, critic, prm)
         self.tracker.train_step(metrics)
         return progress
+
+    async def play(self, progress: Progress) -> tuple[list[Group], list[Trajectory], int]:
+        """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
+
+        Returns:
+            The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
+        """
+        trainer, algorithm, show = self.config.trainer, self.config.algorithm, self.tracker.episode_ended
+        tasks: list[Task] = []
+        groups: list[Group] = []
+        rounds, count = 0, trainer.groups_per_step
+        while count:
+            more = pick_tasks(self.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
+            groups += await self.sampler.collect(more, progress.step, show, before=tasks)
+            tasks, rounds = tasks + more, rounds + 1
+            count = more_groups(groups, algorithm, trainer.groups_per_step, rounds)
+        remax = algorithm.advantage.name == "remax"
+        return groups, await self.sampler.play_greedily(tasks, progress.step, show) if remax else [], rounds
 
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""
@@ -127,41 +141,17 @@ class RlContext(TrainerContext):
         return await sync(policy, self.engine, version)
 
 
-async def play(
-    config: Config, context: RlContext, progress: Progress, tracker: Tracker
-) -> tuple[list[Group], list[Trajectory], int]:
-    """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
-
-    Returns:
-        The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
-    """
-    trainer = config.trainer
-    tasks: list[Task] = []
-    groups: list[Group] = []
-    rounds, count = 0, trainer.groups_per_step
-    while count:
-        more = pick_tasks(context.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
-        groups += await context.sampler.collect(more, progress.step, tracker.episode_ended, before=tasks)
-        tasks, rounds = tasks + more, rounds + 1
-        count = more_groups(groups, config.algorithm, trainer.groups_per_step, rounds)
-    remax = config.algorithm.advantage.name == "remax"
-    greedy = await context.sampler.play_greedily(tasks, progress.step, tracker.episode_ended) if remax else []
-    return groups, greedy, rounds
-
-
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
     """The samples of the kept trajectories that take part in advantages."""
-    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    trajectories = _trajectories(played)
     if not any(t.sampled_tokens for t in trajectories if not t.failed):
         raise nothing_played("training step", trajectories)
-    return [
-        sample
-        for group in kept
-        for trajectory, in_loss in participants(group, config.algorithm.overlong)
-        for sample in samples_of(
-            trajectory, config.sampling.temperature, turn_rewards(trajectory, config.algorithm), in_loss
-        )
-    ]
+    samples: list[TrainingSample] = []
+    for group in kept:
+        for trajectory, in_loss in participants(group, config.algorithm.overlong):
+            rewards = turn_rewards(trajectory, config.algorithm)
+            samples += samples_of(trajectory, config.sampling.temperature, rewards, in_loss)
+    return samples
 
 
 async def add_reward_model_scores(models: Models, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
@@ -215,7 +205,7 @@ def give_advantages(
         inputs = AdvantageInputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
         return with_advantages(inputs, samples)
     except ValueError as error:
-        raise AdvantageError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
+        raise StepError(f"algorithm.advantage.name={config.algorithm.advantage.name}: {error}") from error
 
 
 async def learn(
@@ -240,7 +230,7 @@ def after(
     config: Config, progress: Progress, played: Sequence[Group], episodes: int, update: UpdateMetrics | None
 ) -> Progress:
     """The progress after a step that played `played` and trained on `episodes` of them."""
-    trajectories = [trajectory for group in played for trajectory in group.trajectories]
+    trajectories = _trajectories(played)
     kl, kl_coef = config.algorithm.kl, progress.kl_coef
     if kl.target is not None and update is not None and math.isfinite(update.kl_reference):
         kl_coef = adapted(kl_coef, update.kl_reference, kl.target, episodes, kl.horizon)
@@ -253,11 +243,15 @@ def after(
     )
 
 
-def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> NothingPlayed:
+def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def nothing_played(what: str, trajectories: Sequence[Trajectory]) -> StepError:
     """The error for a step or an evaluation without a usable episode."""
-    errors = [t.error for t in trajectories if t.error] or ["no tokens were sampled"]
-    return NothingPlayed(
-        f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {errors[0]}"
+    error = next((t.error for t in trajectories if t.error), "no tokens were sampled")
+    return StepError(
+        f"not one of the {len(trajectories)} episodes of this {what} can be used; the first error: {error}"
     )
 
 
@@ -270,14 +264,11 @@ async def open_rl(
     However the block ends, the engine stops, the ranks are killed and Ray is shut down.
     """
     tracker.phase("reading tasks", config.env.id)
-    spec = env_spec_of_run(config)
+    spec = held(env_spec(config))  # a served environment stays the same when its servers restart
     if (choice := sandbox_choice(config)) is not None:
         tracker.note(f"sandbox: {choice}")
     train_tasks, test_tasks = spec.tasks(config.env.train_split), spec.tasks(config.env.test_split)
-
-    def texts() -> list[str]:
-        return texts_of_env(spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
-
+    texts = functools.partial(texts_of_env, spec.id, spec.kwargs, TOKENIZER_EPISODES, config.trainer.seed)
     model_dir = await asyncio.to_thread(find_model, config, folder, tracker, texts)
     await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
@@ -289,21 +280,15 @@ async def open_rl(
             tracker.phase("placing environments")
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         warm = config.sft.episodes and checkpoint is None
-        demonstrated = _demonstrate(config, spec, model_dir) if warm else None
+        demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
         tracker.phase("connecting learner and engine")
         address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
         await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
         learners = [models.policy, *learning_beside(config, models)]
-        saving = open_checkpoints(config, folder, tracker, learners, checkpoint)
+        opening = open_parts(config, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
-            config=config,
-            folder=folder,
-            tracker=tracker,
-            learners=learners,
-            checkpoints=await stack.enter_async_context(saving),
-            steps=config.trainer.steps,
-            resumed=checkpoint.progress if checkpoint else None,
+            **await stack.enter_async_context(opening),
             engine=engine,
             sampler=_sampler(config, make_env, engine, renderer),
             models=models,
@@ -349,9 +334,9 @@ async def _start_parts(
         stack.push_async_callback(_close_in_time, engine)
         return engine
 
+    begin = folder.start if folder.start.is_dir() else model_dir
     try:
         async with asyncio.TaskGroup() as parts:
-            begin = folder.start if folder.start.is_dir() else model_dir
             engine = parts.create_task(open_engine())
             models = parts.create_task(start_models(config, model_dir, begin, stack))
     except BaseExceptionGroup as failures:
@@ -365,19 +350,14 @@ async def _close_in_time(engine: Engine) -> None:
         await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
 
 
-def _demonstrate(config: Config, spec: EnvSpec, model_dir: Path) -> asyncio.Future[list[TrainingSample]]:
-    """Have a worker of Ray play the expert while the engine starts: thousands of episodes would hold up this process."""
+async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> list[TrainingSample]:
+    """A worker of Ray plays the expert while the engine starts: thousands of episodes would hold up this process."""
     import ray
-
-    playing = ray.remote(num_cpus=0)(demonstrate)
-    return asyncio.wrap_future(playing.remote(config, spec, str(model_dir)).future())
-
-
-async def _demonstrated(future: asyncio.Future[list[TrainingSample]]) -> list[TrainingSample]:
     from ray.exceptions import RayError, RayTaskError
 
+    playing = ray.remote(num_cpus=0)(demonstrations).remote(config, spec, str(model_dir))
     try:
-        return await asyncio.wait_for(future, DEMONSTRATION_SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(playing.future()), DEMONSTRATION_SECONDS)
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:

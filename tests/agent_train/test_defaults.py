@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from agent_train.config import advice
+from agent_train.config import combinations
 from agent_train.config import compose as composing
-from agent_train.config.advice import unusual
+from agent_train.config.combinations import unusual
 from agent_train.config.compose import compose
 from agent_train.config.model_folder import is_tiny, parameters_of
 
@@ -21,7 +21,7 @@ def folder(tmp_path, shape, longest=32768):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    for module in (composing, advice):
+    for module in (composing, combinations):
         monkeypatch.setattr(module, "visible_gpus", lambda: 1)
 
 

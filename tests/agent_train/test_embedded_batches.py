@@ -13,7 +13,7 @@ from agent_train.engine import embedded as embedded_module
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.decoding import Request, decode, sample
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.engine.grouped_attention import GROUPED
+from agent_train.engine.fast_decoding import GROUPED
 
 
 @pytest.fixture(scope="module")

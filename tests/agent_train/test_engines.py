@@ -18,8 +18,8 @@ from agent_train.config.schema import Config, EngineConfig
 from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.engine.server import MODEL_NAME
 from agent_train.engine.teacher import Teacher
+from agent_train.engine.vllm import MODEL_NAME
 from agent_train.weights.collective import broadcast_buckets, make_group
 from agent_train.weights.sync import WeightAddress, free_port
 

@@ -19,8 +19,7 @@ from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import Sampler, admit, pick_tasks
-from agent_train.rollout.token_policy import TokenPolicy
+from agent_train.rollout.sampler import Sampler, TokenPolicy, admit, pick_tasks
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
 from agentgym.core.tasks import Task, TaskSet

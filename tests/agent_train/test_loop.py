@@ -13,8 +13,7 @@ from agent_train.learner.role_start import Models
 from agent_train.learner.roles import lr_scale
 from agent_train.trainer.checkpoint import Progress
 from agent_train.trainer.rl import (
-    AdvantageError,
-    NothingPlayed,
+    StepError,
     add_reward_model_scores,
     after,
     give_advantages,
@@ -78,7 +77,7 @@ def test_samples_are_of_what_takes_part_at_the_sampling_temperature():
 
 def test_a_step_without_a_played_episode_says_what_failed_first():
     made = Group("t", [episode("t", 0, [(2, 1.0)], end="error")])
-    with pytest.raises(NothingPlayed, match=r"not one of the 1 episodes of this training step.*broke"):
+    with pytest.raises(StepError, match=r"not one of the 1 episodes of this training step.*broke"):
         training_samples(config_of(), [made], [made])
 
 
@@ -181,5 +180,5 @@ def test_rewards_that_the_advantage_cannot_take_end_the_run_with_its_key():
     made = [group("t", [[(2, -1.0)], [(2, 0.0)]])]
     config = config_of(name="maxrl")
     kept, samples = samples_for(made, config.algorithm)
-    with pytest.raises(AdvantageError, match=r"algorithm\.advantage\.name=maxrl: .*at least 0"):
+    with pytest.raises(StepError, match=r"algorithm\.advantage\.name=maxrl: .*at least 0"):
         give_advantages(config, kept, samples, [], 0.0)

@@ -6,9 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from agent_train.report.metrics import read_metrics
+from agent_train.report.metrics import FileStep, HeldOut, read_metrics
 from agent_train.report.tracking import Tracker
-from agent_train.trainer.offline.metrics import FileStep, HeldOut
 from agent_train.trainer.run_folder import RunFolder
 
 
@@ -39,20 +38,19 @@ def tracked(run, *told):
     return out.getvalue()
 
 
-def test_records_read_back_as_what_was_told(run):
+def test_a_record_has_the_measures_beside_the_fields(run):
     step, held_out = step_of(1, accuracy=0.5, margin=0.1), held_out_of(0, 0.7, accuracy=0.25)
     tracked(run, held_out, step)
-    first, second = read_metrics(run.metrics)
-    assert HeldOut.of(first) == held_out
-    assert FileStep.of(second) == step
-    assert second["accuracy"] == 0.5
+    for record, told in zip(read_metrics(run.metrics), (held_out, step), strict=True):
+        assert {name: value for name, value in record.items() if name != "elapsed"} == told.record()
+        assert record["accuracy"] == told.measures["accuracy"]
 
 
 def test_a_number_that_is_not_finite_is_null_and_not_told(run):
     printed = tracked(run, step_of(1, math.nan, accuracy=math.nan, margin=0.1))
     (record,) = read_metrics(run.metrics)
     assert record["loss"] is record["accuracy"] is None
-    assert math.isnan(FileStep.of(record).loss)
+    assert "nan in the first step" in printed
     assert "margin 0.100" in printed
     assert "accuracy" not in printed
 

@@ -20,7 +20,7 @@ from agent_train.report.curves import (
     read_result,
     write_result,
 )
-from agent_train.report.metrics import read_metrics, step_metrics
+from agent_train.report.metrics import Summary, read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
 from agentgym.core.trajectory import write_jsonl
 
@@ -46,16 +46,9 @@ def test_a_folder_that_is_no_run_is_exit_code_2(tmp_path, capsys):
 
 
 def a_result(path: Path, seed: int, end: float = 0.95) -> None:
-    write_result(
-        path,
-        env="toy",
-        seed=seed,
-        start=0.4,
-        end=end,
-        minutes=7.123,
-        curve=[(0, 0.4), (10, 0.7), (20, end)],
-        command="agent-train +env=toy",
-    )
+    curve = [(0, 0.4), (10, 0.7), (20, end)]
+    summary = Summary(minutes=7.123, steps=20, episodes=1, tokens=1, curve=curve)
+    write_result(path, "toy", seed, summary, "agent-train +env=toy")
 
 
 def test_a_result_has_exactly_its_keys(tmp_path):
@@ -63,10 +56,7 @@ def test_a_result_has_exactly_its_keys(tmp_path):
     record = json.loads((tmp_path / "results" / "toy-0.json").read_text())
     assert tuple(record) == RESULT_KEYS == ("env", "seed", "start", "end", "minutes", "curve", "command")
     assert record["curve"] == [[0, 0.4], [10, 0.7], [20, 0.95]]
-    write_result(
-        tmp_path / "b.json", env="toy", seed=1, start=0, end=1, minutes=1, curve=[], command="c", details={"cores": 2}
-    )
-    assert read_result(tmp_path / "b.json")["details"] == {"cores": 2}
+    assert (record["start"], record["end"], record["minutes"]) == (0.4, 0.95, 7.12)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"env": "x"}'])

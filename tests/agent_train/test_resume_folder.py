@@ -114,7 +114,7 @@ def test_a_run_that_is_resumed_twice_reads_as_one(config):
         "metrics.jsonl.before-resume-2",
     ]
     with Tracker(run.folder, 10, Console(file=open(os.devnull, "w")), elapsed=60.0) as tracker:
-        summary = tracker.summary()
+        summary = tracker.finish()
     assert summary.curve == [(step, 1.0) for step in range(1, 11)]
     assert (summary.steps, summary.episodes) == (10, 20)
     assert summary.minutes >= 1.0

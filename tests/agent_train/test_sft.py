@@ -17,8 +17,8 @@ from agent_train.engine.base import Completion, Sampling
 from agent_train.learner.tiny import build_tiny
 from agent_train.learner.worker import LearnerWorker
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.token_policy import TokenPolicy
-from agent_train.trainer.warm_start import ExpertError, NoExpertError, expert_trajectories, sft_samples, warm_start
+from agent_train.rollout.sampler import TokenPolicy
+from agent_train.trainer.warm_start import ExpertError, expert_trajectories, sft_samples, warm_start
 from agentgym import Env, Task, TaskSet
 from agentgym.core.messages import text_of, user
 from agentgym.rollout.episode import run_episode
@@ -118,7 +118,7 @@ def test_tasks_come_from_the_split_and_begin_again_when_they_run_out():
 
 
 def test_an_environment_without_an_expert_is_refused_by_name():
-    with pytest.raises(NoExpertError, match=r"sft_test/NoExpert.*expert_action.*sft.episodes=0"):
+    with pytest.raises(ExpertError, match=r"sft_test/NoExpert.*expert_action.*sft.episodes=0"):
         play("NoExpert")
 
 

@@ -32,8 +32,8 @@ def test_every_correction_computes(name, proximal):
     assert problems(*given) == []
 
 
-@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].setting.choices)
-@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].setting.choices)
+@pytest.mark.parametrize("value", settings()["algorithm.kl.value"].choices)
+@pytest.mark.parametrize("importance", settings()["algorithm.kl.importance"].choices)
 def test_every_kl_computes(value, importance):
     assert (
         problems("algorithm.kl.coef=0.1", f"algorithm.kl.value={value}", f"algorithm.kl.importance={importance}") == []
@@ -45,6 +45,12 @@ def test_every_kl_computes(value, importance):
     [
         (["algorithm.loss_settings.dual_clip=0.5"], "algorithm.loss=ppo: dual_clip must be above 1"),
         (["algorithm.loss_settings.clip_low=null"], "clip_low must be a number"),
+        (["algorithm.loss_settings.clip_low=wide"], "clip_low must be a number"),
+        (["algorithm.loss_settings.clip=1"], "'clip'; it has clip_high, clip_low, dual_clip"),
+        (["algorithm.loss=agent_train.algorithms.losses:entropy_bonus"], "no parameter logprobs_T"),
+        (["algorithm=dppo", "algorithm.proximal=recomputed"], "set proximal to behaviour"),
+        (["algorithm=tis", "algorithm.proximal=behaviour"], "covers it already"),
+        (["algorithm=icepop", "algorithm.correction.low=9"], "low < high"),
         (["algorithm=sapo", "algorithm.loss_settings.tau_positive=0"], "not all finite"),
         (["algorithm=sapo", "algorithm.loss_settings.tau_negative=0"], "not all finite"),
         (["algorithm=aipo", "algorithm.loss_settings.cap=0"], "no gradient"),

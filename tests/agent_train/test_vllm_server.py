@@ -14,8 +14,7 @@ from engine_models import build
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import EngineError
 from agent_train.engine.http import ServerFailed, open_client, post
-from agent_train.engine.server import server_options
-from agent_train.engine.vllm import Router, VllmEngine
+from agent_train.engine.vllm import Router, VllmEngine, server_options
 from agentgym.processes.vllm_server import ServingError, VllmServer, check_vllm
 
 
@@ -56,12 +55,11 @@ def test_the_router_prefers_the_episodes_home_then_the_least_busy_and_leaves_the
     router = Router(3)
     assert [router.pick("a"), router.pick("b"), router.pick()] == [0, 1, 2]
     assert router.pick("b") == 1
-    router.done(2)
+    router.in_flight[2] -= 1
     assert router.pick() == 2
-    router.bury(1, "number 1 died")
+    router.dead[1] = "number 1 died"
     assert router.pick("b") in (0, 2)
-    router.bury(0, "number 0 died")
-    router.bury(2, "number 2 died")
+    router.dead |= {0: "number 0 died", 2: "number 2 died"}
     with pytest.raises(EngineError, match="number 1 died; number 0 died"):
         router.pick("a")
 

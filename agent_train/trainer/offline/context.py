@@ -15,10 +15,10 @@ from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
 from agent_train.learner.roles import check_folder, roles_of, start_of
+from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_checkpoints
-from agent_train.trainer.offline.metrics import KINDS, FileStep, HeldOut
+from agent_train.trainer.loop import TrainerContext, find_model, open_parts
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
@@ -44,15 +44,20 @@ class OfflineContext(TrainerContext):
         started, step, data = time.monotonic(), progress.step + 1, self.config.data
         batch = batch_of_step(self.train, data.batch_rows, self.config.trainer.seed, step)
         rate = rate_of_step(self.config, step, self.steps)
-        learned = await learn(self.learners[0], self.objective, batch, rate)
+        loss, measures, learned = await learn(self.learners[0], self.objective, batch, rate)
         self.tracker.file_step(
             FileStep(
-                kind=KINDS[self.config.mode],
+                kind=OFFLINE_KINDS[self.config.mode],
                 step=step,
                 steps=self.steps,
                 epoch=1 + (step - 1) * data.epochs // self.steps,
+                loss=loss,
+                measures=measures,
+                tokens=learned.tokens,
+                grad_norm=learned.grad_norm,
+                lr=learned.lr,
+                skipped=learned.skipped,
                 seconds=time.monotonic() - started,
-                **vars(learned),
             )
         )
         return replace(progress, step=step, tokens=progress.tokens + learned.tokens)
@@ -61,9 +66,8 @@ class OfflineContext(TrainerContext):
         """The loss of the held-out samples, if there are any."""
         if self.test:
             judged = await loss_of(self.learners[0], self.objective, self.test, self.config.data.batch_rows)
-            self.tracker.held_out(
-                HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
-            )
+            held_out = HeldOut(step=step, loss=judged.loss, measures=judged.measures, examples=len(self.test))
+            self.tracker.held_out(held_out)
 
 
 @asynccontextmanager
@@ -95,34 +99,22 @@ async def open_offline(
         if objective.needs_reference and not config.reference.path:
             # Before the checkpoint is loaded: the reference is the policy as the run began.
             splits = await _ask_reference(config, learner, splits, tracker)
-        saving = open_checkpoints(config, folder, tracker, [learner], checkpoint)
-        checkpoints = await stack.enter_async_context(saving)
+        steps = step_count(len(splits[0]), config.data.batch_rows, config.data.epochs)
+        opening = open_parts(config, folder, tracker, checkpoint, [learner], steps)
+        parts = await stack.enter_async_context(opening)
         tracker.phase("training")
-        yield OfflineContext(
-            config=config,
-            folder=folder,
-            tracker=tracker,
-            learners=[learner],
-            checkpoints=checkpoints,
-            steps=step_count(len(splits[0]), config.data.batch_rows, config.data.epochs),
-            resumed=checkpoint.progress if checkpoint else None,
-            objective=objective,
-            train=splits[0],
-            test=splits[1],
-        )
+        yield OfflineContext(**parts, objective=objective, train=splits[0], test=splits[1])
 
 
 async def _ask_reference(
     config: Config, learner: Learner, splits: list[list[TokenizedExample]], tracker: Tracker
 ) -> list[list[TokenizedExample]]:
     both = [example for split in splits for example in split]
-    total = sum(len(example.training_samples) for example in both)
-
-    def show(done: int) -> None:
-        tracker.phase("asking the reference", f"{done:,} of {total:,} samples")
-
-    tracker.phase("asking the reference")
-    scored = await with_reference(learner, both, config.data.batch_rows, show)
+    total, name = sum(len(example.training_samples) for example in both), "asking the reference"
+    tracker.phase(name)
+    scored = await with_reference(
+        learner, both, config.data.batch_rows, lambda done: tracker.phase(name, f"{done:,} of {total:,} samples")
+    )
     return [scored[: len(splits[0])], scored[len(splits[0]) :]]
 
 
@@ -147,8 +139,7 @@ def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[lis
         if examples and not tokenized:
             raise DataError(f"{name}={path}: every example is longer than {longest} tokens: raise data.max_tokens")
         if left:
-            tracker.note(
-                f"{path}: {left:,} of {len(examples):,} examples are longer than {longest} tokens and left out"
-            )
+            told = f"{left:,} of {len(examples):,} examples are longer than {longest} tokens and left out"
+            tracker.note(f"{path}: {told}")
         splits.append(tokenized)
     return splits, model_dir

@@ -15,20 +15,9 @@ from agent_train.trainer.offline.samples import TokenizedExample
 
 if TYPE_CHECKING:
     from agent_train.learner.actor_group import Learner
+    from agent_train.learner.measures import OptimizerStep
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Learned:
-    """One optimizer step: the loss and the measures before it, and what the learner says of it."""
-
-    loss: float
-    measures: dict[str, float]
-    grad_norm: float
-    tokens: int
-    lr: float
-    skipped: bool
 
 
 @dataclass(frozen=True)
@@ -82,8 +71,10 @@ async def loss_of(
     others = [example.other for example in examples if objective.form == "kto"]
     samples = [sample for own in [*answers, *others] for sample in own]
     logprobs = await _in_parts(learner.logprobs, samples, batch_rows)
-    if objective.form == "sft":
-        return _likelihood(samples, logprobs)
+    if objective.form == "sft":  # the mean negative log-likelihood of the sampled tokens
+        tokens = sum(sample.sampled for sample in samples)
+        loss = -math.fsum(value for own in logprobs for value in own) / tokens
+        return Judged(loss, [sample.spread(-1.0 / tokens) for sample in samples], {})
     if objective.form == "dpo":
         chosen, rejected = answers[: len(examples)], answers[len(examples) :]
         return of_pairs(objective.loss, objective.beta, chosen, rejected, logprobs)
@@ -92,16 +83,17 @@ async def loss_of(
     return of_liked(objective.beta, answers, liked, logprobs[:count], others, logprobs[count:], objective.weights)
 
 
-async def learn(learner: Learner, objective: Objective, examples: Sequence[TokenizedExample], lr: float) -> Learned:
+async def learn(
+    learner: Learner, objective: Objective, examples: Sequence[TokenizedExample], lr: float
+) -> tuple[float, dict[str, float], OptimizerStep]:
+    """One optimizer step: the loss and the measures before it, and what the learner says of it."""
     if objective.form == "sft":
-        said = await learner.sft([sample for each in examples for sample in each.training_samples], lr)
-        return Learned(said.loss, {}, said.grad_norm, said.tokens, said.lr, said.skipped)
+        step = await learner.sft([sample for each in examples for sample in each.training_samples], lr)
+        return step.loss, {}, step
     judged = await loss_of(learner, objective, examples)
     answers = _answers(examples)
     samples = _whole(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
-    done = await learner.apply_loss_gradients(samples, judged.derivatives, lr)
-    tokens = sum(sample.sampled for sample in samples)
-    return Learned(judged.loss, judged.measures, done.grad_norm, tokens, done.lr, done.skipped)
+    return judged.loss, judged.measures, await learner.apply_loss_gradients(samples, judged.derivatives, lr)
 
 
 async def _loss_of_scores(learner: Learner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
@@ -123,13 +115,6 @@ def _answers(examples: Sequence[TokenizedExample]) -> list[list[TrainingSample]]
 def _whole(answers: Sequence[list[TrainingSample]]) -> list[TrainingSample]:
     """The sample of each answer that holds the whole conversation as the template writes it at its end."""
     return [own[-1] for own in answers]
-
-
-def _likelihood(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> Judged:
-    """The mean negative log-likelihood of the sampled tokens."""
-    tokens = sum(sample.sampled for sample in samples)
-    loss = -math.fsum(value for own in logprobs for value in own) / tokens
-    return Judged(loss, [sample.spread(-1.0 / tokens) for sample in samples], {})
 
 
 async def _in_parts(

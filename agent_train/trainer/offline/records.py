@@ -7,7 +7,7 @@ docs/training.md lists the fields of a record. Every error names the file, the l
 import gzip
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,13 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`.
+    """The learned part of a record: the assistant's messages in `said`, each at its place after `prompt`."""
 
-    Attributes:
-        id: its place, "train.jsonl:12".
-        prompt: messages that are only read; the last one is not the assistant's.
-        said: begins and ends with the assistant's.
-        tools: OpenAI tool schemas, which are part of the prompt.
-        env: the environment whose tools are asked for when the prompt is written; "" where `tools` has them all.
-    """
-
-    id: str
-    prompt: list[Message]
-    said: list[Message]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    env: str = ""
+    id: str  # its place, "train.jsonl:12"
+    prompt: list[Message]  # messages that are only read; the last one is not the assistant's
+    said: list[Message]  # begins and ends with the assistant's
+    tools: list[dict[str, Any]] = field(default_factory=list)  # OpenAI tool schemas, which are part of the prompt
+    env: str = ""  # whose tools are asked for when the prompt is written; "" where `tools` has them all
 
 
 @dataclass(frozen=True)
@@ -84,18 +76,26 @@ def read_examples(path: str | Path, form: str, min_reward: float | None = None) 
     examples: list[Example] = []
     episodes: Episodes = []
     for where, record in _records(Path(path).expanduser()):
+        if "turns" not in record:
+            try:
+                example = _example(form, record)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+            examples.append(replace(example, answers=tuple(replace(a, id=where) for a in example.answers)))
+            continue
         try:
-            if "turns" in record:
-                episodes.append((where, _episode(record)))
-            else:
-                example = _READERS[form](record)
-                examples.append(replace(example, answers=tuple(replace(a, id=where) for a in example.answers)))
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+            episodes.append((where, Trajectory.from_json(record)))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise DataError(f"{where}: turns: not an episode of agentgym: {error!r}") from error
     examples += _of_episodes(episodes, form, min_reward)
     if not examples:
         raise DataError(f"{path}: nothing to learn from: {_why_nothing(form, episodes, min_reward)}")
-    _check_kinds(path, form, examples)
+    first = examples[0]
+    if form == "kto" and len({example.label for example in examples}) == 1:
+        raise DataError(f"{path}: label: every example is {'' if first.label else 'dis'}liked: kto needs both kinds")
+    if other := next((example for example in examples if example.is_pair != first.is_pair), None):
+        began, then = ("a pair", "a score") if first.is_pair else ("a score", "a pair")
+        raise DataError(f"{other.answers[0].id}: {then}, where the file began with {began}: use one form")
     return examples
 
 
@@ -107,16 +107,6 @@ def _why_nothing(form: str, episodes: Episodes, min_reward: float | None) -> str
     best = max((e.reward for _, e in episodes if not e.failed), default=None)
     bound = "" if min_reward is None else f" and reached data.min_reward={min_reward:g} (the best: {best})"
     return f"none of its {len(episodes)} episodes was played to its end, said something{bound}"
-
-
-def _check_kinds(path: str | Path, form: str, examples: Sequence[Example]) -> None:
-    first = examples[0]
-    if form == "kto" and len({example.label for example in examples}) == 1:
-        raise DataError(f"{path}: label: every example is {'' if first.label else 'dis'}liked: kto needs both kinds")
-    other = next((example for example in examples if example.is_pair != first.is_pair), None)
-    if other is not None:
-        began, then = ("a pair", "a score") if first.is_pair else ("a score", "a pair")
-        raise DataError(f"{other.answers[0].id}: {then}, where the file began with {began}: use one form")
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record]]:
@@ -175,15 +165,17 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _imitated(record: Record) -> Example:
-    return Example((_conversation(record),))
-
-
-def _judged(record: Record) -> Example:
-    label = _need(record, "label")
-    if not isinstance(label, bool):
+def _example(form: str, record: Record) -> Example:
+    if form == "dpo" or (form == "rm" and "score" not in record):
+        return _preferred(record)
+    label, score = None, None
+    if form == "kto" and not isinstance(label := _need(record, "label"), bool):
         raise DataError(f"label: must be true or false, not {label!r}")
-    return Example((_conversation(record),), label=label)
+    if form == "rm":
+        score = record["score"]
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise DataError(f"score: must be a number, not {score!r}")
+    return Example((_conversation(record),), label, None if score is None else float(score))
 
 
 def _preferred(record: Record) -> Example:
@@ -204,18 +196,6 @@ def _preferred(record: Record) -> Example:
         raise DataError("rejected: says nothing else than chosen")
     names = ("chosen", "rejected")
     return Example(tuple(_whole(name, prompt, said, tools) for name, said in zip(names, both, strict=True)))
-
-
-def _scored(record: Record) -> Example:
-    if "score" not in record:
-        return _preferred(record)
-    score = record["score"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise DataError(f"score: must be a number, not {score!r}")
-    return Example((_conversation(record),), score=float(score))
-
-
-_READERS = {"sft": _imitated, "kto": _judged, "dpo": _preferred, "rm": _scored}
 
 
 def _conversation(record: Record) -> Conversation:
@@ -286,13 +266,6 @@ def _tools(record: Record) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise DataError(f"tools: must be a list of tool schemas, not {tools!r:.80}")
     return tools
-
-
-def _episode(record: Record) -> Trajectory:
-    try:
-        return Trajectory.from_json(record)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(f"turns: not an episode of agentgym: {error!r}") from error
 
 
 def _of_episodes(episodes: Episodes, form: str, min_reward: float | None) -> list[Example]:

@@ -16,18 +16,14 @@ from agentgym.core.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True)
 class TokenizedExample:
-    """An example as training samples. A conversation is one sample, or several where the template rewrites its past.
+    """An `Example` as training samples. A conversation is one sample, or several where the template rewrites its past."""
 
-    Attributes:
-        answers: the samples of the answer; of a pair those of the preferred one, then of the other.
-        label, score: as in `Example`.
-        other: for kto, the samples of another example's answer under this one's prompt.
-    """
-
-    answers: tuple[list[TrainingSample], ...]
+    answers: tuple[list[TrainingSample], ...]  # of the answer; of a pair those of the preferred one, then of the other
     label: bool | None = None
     score: float | None = None
-    other: list[TrainingSample] = field(default_factory=list)
+    other: list[TrainingSample] = field(
+        default_factory=list
+    )  # for kto, another example's answer under this one's prompt
 
     @property
     def training_samples(self) -> list[TrainingSample]:
@@ -42,12 +38,10 @@ def tokenize_examples(
     mismatched: bool = False,
     split: str = "train",
 ) -> list[TokenizedExample]:
-    """The examples as samples, in their order, without those that are too long.
+    """The examples as samples, in their order, without those of more than `longest` tokens.
 
-    Args:
-        longest: most tokens of a sample; None for no limit.
-        mismatched: whether each gets `other`, the answer of the example after it, as KTO needs.
-        split: begins the ids of the samples, which are unique in a run.
+    With `mismatched` each gets `other`, the answer of the example after it, as KTO needs. `split` begins the ids of the samples,
+    which are unique in a run.
     """
     samples = []
     for number, example in enumerate(examples):

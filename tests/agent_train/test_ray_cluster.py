@@ -1,11 +1,16 @@
+"""Ray is started for a run and cleaned up after it, however either ends."""
+
+import asyncio
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from agent_train.cluster.reaper import reaped
+from agent_train.cluster.placement import PlacementError
+from agent_train.cluster.ray_cluster import reaped, start_ray
 
 # Keeps a file open; what follows on its command line is how it looks to the reaper.
 HOLDS_FILE = "import sys, time; f = open(sys.argv[1]); print('open', flush=True); time.sleep(60)"
@@ -51,7 +56,7 @@ def test_it_reaps_after_a_parent_that_was_killed(tmp_path, holder) -> None:
     folder.mkdir()
     (folder / "log").write_text("")
     code = (
-        "import sys, time; from agent_train.cluster.reaper import reaped\n"
+        "import sys, time; from agent_train.cluster.ray_cluster import reaped\n"
         "with reaped(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as parent:
@@ -63,3 +68,20 @@ def test_it_reaps_after_a_parent_that_was_killed(tmp_path, holder) -> None:
     while folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("address", "where"), [("", "on this machine"), ("127.0.0.1:1", "at RAY_ADDRESS=127.0.0.1:1")])
+def test_a_ray_that_does_not_start_is_told_in_one_line(monkeypatch, address, where) -> None:
+    import ray
+
+    def init(**_):
+        raise RuntimeError("the node did not answer\nits log is long")
+
+    async def start() -> None:
+        async with AsyncExitStack() as stack:
+            await start_ray(1, stack)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(PlacementError, match=f"^Ray {where} did not start: RuntimeError: the node did not answer$"):
+        asyncio.run(start())
