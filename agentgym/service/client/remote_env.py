@@ -15,9 +15,9 @@ from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session, lookup
+from agentgym.service.client import lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
-from agentgym.service.client.balance import Pool, Server, pool_of
+from agentgym.service.client.balance import PATIENCE_SECONDS, Server, look_around, open_session, pool_of
 from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
@@ -34,25 +34,12 @@ class RemoteEnv(AsyncEnv):
     One session serves many episodes; at the beginning of one it may move to a server with more room. A lost session
     raises `SessionLost` and costs its episode; the next `init` or `reset` opens another. If the environment runs the
     agent's programs, a step that took too long, ran out of memory or killed its process is an `AgentFailure` instead.
-
-    Args:
-        url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
-        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
-        ca_file: certificates to trust beside the system's, for https.
-        patience: seconds to wait for a session while all servers are full or away.
-        expects: arguments that the servers must have made the environment with.
-
-    Raises:
-        ValueError: a bad URL, or the servers do not serve this environment as expected.
-        Unavailable: no server answers, or they refuse the token.
     """
 
     def __init__(
         self,
-        url: str | Sequence[str],
-        token_file: str | None = None,
-        ca_file: str | None = None,
-        patience: float = acquire_session.PATIENCE_SECONDS,
+        address: Address,
+        patience: float = PATIENCE_SECONDS,
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
@@ -60,9 +47,11 @@ class RemoteEnv(AsyncEnv):
         super().__init__(tasks, render_mode=render_mode)
         if not patience > 0:
             raise ValueError(f"patience must be positive, not {patience!r}")
-        self.address = parse(url, token_file, ca_file)
+        self.address = address
         self.patience = patience
-        self._lease: _Lease | None = None
+        self._session: RemoteSession | None = None
+        self._server: Server | None = None
+        self._abandon: weakref.finalize[Any, RemoteEnv] | None = None
         self._methods: tuple[str, ...] = ()
         self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
@@ -80,7 +69,7 @@ class RemoteEnv(AsyncEnv):
     @property
     def session(self) -> RemoteSession | None:
         """The current session; None before the first episode and after a lost one."""
-        return self._lease.session if self._lease is not None and not self._lease.session.lost else None
+        return self._session if self._session is not None and not self._session.lost else None
 
     @property
     def tasks(self) -> TaskSet:
@@ -109,7 +98,7 @@ class RemoteEnv(AsyncEnv):
             rebind=self.task if bound else None,
             may_move=seed is not None and not bound,
         )
-        observation, info = self._read(result, lambda: _reset_of(result))
+        observation, info = self._read(result, lambda: _checked(result["observation"], result["info"]))
         if task is not None:
             self.task, self._drawn = task, False
         elif not bound:
@@ -146,13 +135,12 @@ class RemoteEnv(AsyncEnv):
         return steps
 
     async def close(self) -> None:  # type: ignore[override]
-        self.running = False
-        lease, self._lease = self._lease, None
-        if lease is not None and not lease.session.lost:
-            try:
-                await lease.session.close()
-            finally:
-                lease.give_back("it was closed")
+        session = self.session
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            self._leave()
 
     def hung_by_agent(self) -> bool:
         try:
@@ -172,7 +160,7 @@ class RemoteEnv(AsyncEnv):
 
     async def _call(self, name: str, **fields: Any) -> Any:
         try:
-            return await self._open().call(name, **fields)
+            return (await self._open().calls([(name, fields)]))[0]
         except SessionLost:
             self._leave()
             raise
@@ -180,17 +168,19 @@ class RemoteEnv(AsyncEnv):
     async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
         """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
         pool = pool_of(self.address.servers)
-        if self._lease is not None and may_move:
-            acquire_session.look_around(self.address)
-            if pool.better_than(self._lease.server):
+        if self._server is not None and may_move:
+            look_around(self.address)
+            if pool.better_than(self._server):
                 self._leave()
         for move in range(MOVES + 1):
             fresh = self.session is None
             if fresh:
                 self._leave()
-                taken = await acquire_session.open_session(self.address, self.patience, self.expects)
-                self._lease = _Lease(*taken, pool)
-                self._learn(self._lease.session.hello.env)
+                self._session, self._server = await open_session(self.address, self.patience, self.expects)
+                # Also if the environment is never closed.
+                self._abandon = weakref.finalize(self, self._session.abandon, "it was left")
+                self._abandon.atexit = False
+                self._learn(self._session.hello.env)
             first = [("init", {"task": rebind.to_json()})] if fresh and rebind is not None else []
             try:
                 results = await self._open().calls([*first, *requests])
@@ -233,52 +223,46 @@ class RemoteEnv(AsyncEnv):
             raise self._nonsense(result) from None
 
     def _nonsense(self, result: Any) -> RemoteError:
-        where = f"{self.address.env} at {self._lease.server.url}" if self._lease is not None else str(self.address)
+        where = f"{self.address.env} at {self._server.url}" if self._server is not None else str(self.address)
         self._leave()
         return SessionLost(f"{where}: the session is lost: the server answered with an invalid result: {result!r:.200}")
 
     def _leave(self) -> None:
-        lease, self._lease = self._lease, None
         self.running = False
-        if lease is not None:
-            lease.give_back("it was left")
+        self._session = self._server = None
+        if self._abandon is not None:
+            self._abandon()
 
 
 def remote_env(
     url: str | Sequence[str],
     token_file: str | None = None,
     ca_file: str | None = None,
-    patience: float = acquire_session.PATIENCE_SECONDS,
+    patience: float = PATIENCE_SECONDS,
     expects: Mapping[str, Any] | None = None,
     tasks: TaskSet | None = None,
     render_mode: str | None = None,
     **made_with: Any,
 ) -> RemoteEnv:
-    """A `RemoteEnv` that must be made with some arguments, given as to a local environment. They go into `expects`."""
-    return RemoteEnv(url, token_file, ca_file, patience, {**(expects or {}), **made_with}, tasks, render_mode)
+    """A `RemoteEnv`.
+
+    Args:
+        url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
+        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
+        ca_file: certificates to trust beside the system's, for https.
+        patience: seconds to wait for a session while all servers are full or away.
+        expects: arguments that the servers must have made the environment with.
+        made_with: more of them, given as to a local environment.
+
+    Raises:
+        ValueError: a bad URL, or the servers do not serve this environment as expected.
+        Unavailable: no server answers, or they refuse the token.
+    """
+    address = parse(url, token_file, ca_file)
+    return RemoteEnv(address, patience, {**(expects or {}), **made_with}, tasks, render_mode)
 
 
-class _Lease:
-    """A session and its slot on a server, given back once, also if the environment is never closed."""
-
-    def __init__(self, session: RemoteSession, server: Server, pool: Pool):
-        self.session = session
-        self.server = server
-        self._finalize = weakref.finalize(self, _give_back, session, server, pool)
-        self._finalize.atexit = False
-
-    def give_back(self, why: str) -> None:
-        self.session.abandon(why)
-        self._finalize()
-
-
-def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:
-    session.abandon("its environment is gone")
-    pool.leave(server)
-
-
-def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
-    observation, info = result["observation"], result["info"]
+def _checked(observation: Any, info: Any) -> tuple[Observation, dict[str, Any]]:
     if not isinstance(observation, list) or not isinstance(info, dict):
         raise TypeError
     return observation, info
@@ -286,8 +270,9 @@ def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
 
 def _step_of(result: Any) -> Step:
     observation, reward, terminated, truncated, info = result
-    if not isinstance(observation, list) or not isinstance(info, dict) or isinstance(reward, str | list | dict):
+    if isinstance(reward, str | list | dict):
         raise TypeError
+    observation, info = _checked(observation, info)
     return observation, reward, bool(terminated), bool(truncated), info
 
 

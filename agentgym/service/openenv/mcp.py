@@ -1,28 +1,113 @@
-"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions that last over several requests.
+"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions whose client is the server itself.
 
 `POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`,
 which `WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
 import json
+import socket
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
 from agentgym.service.openenv import handler
 from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, problem_of_rpc, rpc_error, rpc_result
-from agentgym.service.protocol.frames import Refused
-from agentgym.service.server.bodies import body_of
+from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, NORMAL_CLOSE, WORKER_DIED, Refused
 from agentgym.service.server.handshake import check_handshake
-from agentgym.service.server.local_session import Line
-from agentgym.service.server.session_server import SessionServer
+from agentgym.service.server.http_connections import body_of
+from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, encoded
+
+if TYPE_CHECKING:
+    from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
 NAME = "openenv"
+_CHUNK = 1 << 16
+_LARGEST_ANSWER = 1 << 30
+
+
+class Line:
+    """The server as the client of a session. One message at a time; cancelling `ask` ends the session."""
+
+    def __init__(self, sock: socket.socket):
+        sock.setblocking(False)
+        self._socket = sock
+        self._frames = Frames(_LARGEST_ANSWER, masked=False)
+        self._asking = asyncio.Lock()
+        self.closed = False
+
+    @property
+    def over(self) -> bool:
+        """True if the session has ended; `ask` still returns its last message."""
+        if self.closed or self._asking.locked():
+            return self.closed
+        try:
+            # Unasked input is the last message, or the end.
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    async def ask(self, text: str) -> str:
+        """The answer to a message. Raises a fatal `Refused` if the session ends without one."""
+        async with self._asking:
+            if self.closed:
+                raise Refused(BAD_REQUEST, "the session has ended", fatal=True)
+            try:
+                # A session that has ended takes nothing more, but may have said why.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    frame = encoded(TEXT, text.encode(), masked=True)
+                    await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+                return await self._received()
+            except OSError as error:
+                self.close()
+                raise Refused(WORKER_DIED, f"the session has ended: {error}", fatal=True) from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
+
+    async def _received(self) -> str:
+        while True:
+            message = self._frames.next()
+            if message is not None and message[0] == TEXT:
+                return message[1].decode()
+            if message is None:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)
+                self._frames.buffer += data
+                if data:
+                    continue
+            if message is None or message[0] == CLOSE:
+                self.close()
+                raise Refused(WORKER_DIED, "the session has ended without an answer", fatal=True)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):  # it is over already
+            self._socket.send(encoded(CLOSE, NORMAL_CLOSE.to_bytes(2, "big"), masked=True))
+        self._socket.close()
+
+
+def open_line(server: EnvServer, request: web.Request, env: str) -> Line:
+    """A new session. Raises `Refused`."""
+    session = server.sessions.reserve(env, NAME, server.owner_of(request) or "")
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        server.sessions.release(session)
+        server.sessions.refused[CAPACITY] += 1
+        raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
+    server.sessions.begin(session, theirs.detach())
+    return Line(ours)
 
 
 @dataclass
@@ -38,7 +123,7 @@ class _Shared:
 class McpRoutes:
     """The JSON-RPC of one environment, and its sessions that were made over HTTP."""
 
-    def __init__(self, server: SessionServer, env: str):
+    def __init__(self, server: EnvServer, env: str):
         self._server = server
         self._env = env
         self._shared: dict[str, _Shared] = {}
@@ -82,7 +167,7 @@ class McpRoutes:
             self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
         try:
-            line = self._server.open_line(request, self._env, NAME)
+            line = open_line(self._server, request, self._env)
         except Refused as refused:
             return self._refused(id, refused)
         self._shared[session_id] = _Shared(line, self._server.owner_of(request))
@@ -98,7 +183,7 @@ class McpRoutes:
 
     async def _asked_once(self, request: web.Request, asked: Json) -> Json:
         try:
-            with once(self._server, request, self._env) as line:
+            with contextlib.closing(open_line(self._server, request, self._env)) as line:
                 return await _through(line, asked)
         except Refused as refused:
             return self._refused(asked.get("id"), refused)
@@ -109,7 +194,10 @@ class McpRoutes:
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = await self._opened(request)
         try:
-            with once(self._server, request, self._env) as line, contextlib.suppress(ConnectionError, TimeoutError):
+            with (
+                contextlib.closing(open_line(self._server, request, self._env)) as line,
+                contextlib.suppress(ConnectionError, TimeoutError),
+            ):
                 async for message in socket:
                     if message.type is WSMsgType.TEXT:
                         asked = _rpc_of(message.data)
@@ -151,17 +239,7 @@ class McpRoutes:
         return socket
 
 
-@contextlib.contextmanager
-def once(server: SessionServer, request: web.Request, env: str) -> Iterator[Line]:
-    """A session for one request. Raises `Refused`."""
-    line = server.open_line(request, env, NAME)
-    try:
-        yield line
-    finally:
-        line.close()
-
-
-def counts(server: SessionServer) -> Json:
+def counts(server: EnvServer) -> Json:
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 

@@ -94,20 +94,19 @@ class Groups:
         self._leaving: list[Group] = []
         self.why_not = ""
         self._wanted = bool(bounds.memory_bytes or bounds.pids)
-        if self._wanted:
-            try:
-                first = self._made()
-            except OSError as error:
-                self.why_not, self._wanted = str(error), False
-            else:
-                _remove_empty(first)
+        try:
+            first = self.new()
+        except OSError as error:
+            self.why_not, self._wanted = str(error), False
+        else:
+            if first is not None:
+                _remove_left_beside(first)
                 cgroups.remove(first)
 
     def new(self) -> Group | None:
         """A new group for the next process; None: no group is needed. Raises OSError."""
-        return self._made() if self._wanted else None
-
-    def _made(self) -> Group:
+        if not self._wanted:
+            return None
         return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
 
     def keep(self, pid: int, group: Group | None) -> None:
@@ -146,9 +145,9 @@ def enter(group: Group) -> None:
         (folder / "cgroup.procs").write_text("0")
 
 
-def _remove_empty(beside: Group) -> None:
+def _remove_left_beside(own: Group) -> None:
     """Remove the groups that killed servers left behind."""
-    for folder in beside.folders:
+    for folder in own.folders:
         for left in folder.parent.glob(f"{SESSION}*"):
             pid = left.name.removeprefix(SESSION).partition("-")[0]
             if left != folder and not Path("/proc", pid).exists():

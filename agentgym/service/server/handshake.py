@@ -47,19 +47,22 @@ def from_elsewhere(request: web.Request, known: bool, allowed: Collection[str] =
     return None if page and page == request.host else "pages of other sites may not ask"
 
 
-def has_said_more(request: web.Request) -> bool:
-    """True if data followed the handshake at once: aiohttp has read it, so no worker would."""
-    return bool(getattr(request.protocol, "_message_tail", b""))
-
-
 async def hand_over(
     request: web.Request, subprotocol: str | None
 ) -> tuple[int, web.StreamResponse, asyncio.Event | None]:
-    """Answer a handshake and detach its connection from aiohttp."""
+    """Answer a handshake and detach its connection from aiohttp: a descriptor for a worker, and what to wait for."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")
-    descriptor, relay = _ends(transport)
+    relay = None
+    try:
+        if transport.get_extra_info("ssl_object") is None:
+            descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        else:
+            relay, theirs = socket.socketpair()
+            descriptor = theirs.detach()
+    except OSError as error:
+        raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
     try:
         response = await _answered(request, transport, subprotocol)
         over = None if relay is None else await relayed(transport, relay)
@@ -69,17 +72,6 @@ async def hand_over(
             relay.close()
         raise
     return descriptor, response, over
-
-
-def _ends(transport: asyncio.Transport) -> tuple[int, socket.socket | None]:
-    """A descriptor for a worker; with TLS also the other end of it, to relay to."""
-    try:
-        if transport.get_extra_info("ssl_object") is None:
-            return os.dup(transport.get_extra_info("socket").fileno()), None
-        ours, theirs = socket.socketpair()
-    except OSError as error:
-        raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
-    return theirs.detach(), ours
 
 
 async def _answered(request: web.Request, transport: asyncio.Transport, subprotocol: str | None) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The HTTP connections of a server: how many, which one is cut at the limit, and the time limit of a request.
+"""The HTTP connections of a server: how many, which one is cut at the limit, the time limit of a request, and bodies.
 
 A connection counts from before its TLS handshake until it ends or a session takes it over. At the limit, the
 connection that has waited longest without a token is cut for a new one, so probes and clients with tokens always come
@@ -9,15 +9,21 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import zlib
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from aiohttp import web
 
+from agentgym.service.protocol.frames import text_of_json
+
 # A machine has vanished if nothing comes for so much longer than a message may take; a slow one is told so before.
 VANISHED_SECONDS = 2.0
 _ASKED = 3  # times by the kernel before
-
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+# Where a body is kept with its request: by a key of aiohttp's, which older releases do not have.
+_BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", bytes)
 
 Cuttable: TypeAlias = "HttpConnection | TlsArrival"
 
@@ -27,8 +33,8 @@ class HttpConnections:
 
     def __init__(self, most: int, message_seconds: float):
         self.most = most
+        self.message_seconds = message_seconds
         self.cut: Counter[str] = Counter()
-        self._seconds = message_seconds
         self._open: set[Cuttable] = set()
         # Those in which no request runs, the one that has waited longest first: without a token, and with one.
         self._strangers: OrderedDict[Cuttable, None] = OrderedDict()
@@ -36,7 +42,6 @@ class HttpConnections:
         # Since when a request is coming, the first that began first.
         self._coming: OrderedDict[Cuttable, float] = OrderedDict()
         self._loop = asyncio.get_running_loop()
-        self._looks: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -54,7 +59,7 @@ class HttpConnections:
                 return
         self._open.add(one)
         self._strangers[one] = None
-        self._expect(one)
+        self.heard(one)
 
     def closed(self, one: Cuttable) -> None:
         """It is over, or a session has it."""
@@ -64,8 +69,8 @@ class HttpConnections:
 
     def heard(self, one: Cuttable) -> None:
         """The first bytes of a request have come."""
-        if one in self._open and one not in self._coming:
-            self._expect(one)
+        if one in self._open:
+            self._coming.setdefault(one, self._loop.time())
 
     def came(self, one: Cuttable) -> None:
         """The head of a request has come."""
@@ -81,23 +86,11 @@ class HttpConnections:
             self.began(one)
             (self._known if known else self._strangers)[one] = None
 
-    def close(self) -> None:
-        if self._looks is not None:
-            self._looks.cancel()
-
-    def _expect(self, one: Cuttable) -> None:
-        self._coming[one] = self._loop.time()
-        if self._looks is None:
-            self._looks = self._loop.call_later(self._seconds, self._look)
-
-    def _look(self) -> None:
-        now, self._looks = self._loop.time(), None
-        while self._coming:
-            one, since = next(iter(self._coming.items()))
-            if now < since + self._seconds:
-                self._looks = self._loop.call_at(since + self._seconds, self._look)
-                return
-            self._cut(one, "too slow")
+    def cut_late(self) -> None:
+        """Cut the connections whose request takes too long to come."""
+        begun_before = self._loop.time() - self.message_seconds
+        while self._coming and next(iter(self._coming.values())) < begun_before:
+            self._cut(next(iter(self._coming)), "too slow")
 
     def _cut(self, one: Cuttable, why: str) -> None:
         self.cut[why] += 1
@@ -155,31 +148,26 @@ class HttpConnection(web.RequestHandler):
 class TlsArrival(asyncio.Protocol):
     """A connection during its TLS handshake; it counts and can be cut like any other, and then becomes one of HTTP."""
 
-    def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, make: Any, seconds: float):
+    def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, make: Any):
         self.transport: asyncio.Transport | None = None
         self._connections = connections
         self._tls = tls
         self._make = make
-        self._seconds = seconds
         self._early = bytearray()
-        self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # a TCP connection's is a Transport
         self._connections.opened(self)
-        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
 
     def data_received(self, data: bytes) -> None:
         self._early += data  # right behind the handshake, before its end is reported
 
-    async def _shake_hands(self) -> None:
-        loop, raw = asyncio.get_running_loop(), self.transport
-        if raw is None:
-            return
-        encrypted = None
+    async def _shake_hands(self, raw: Any) -> None:
+        seconds, encrypted = self._connections.message_seconds, None
         with contextlib.suppress(OSError):  # no handshake, or none in time
-            encrypted = await loop.start_tls(
-                raw, self, self._tls, server_side=True, ssl_handshake_timeout=self._seconds
+            encrypted = await asyncio.get_running_loop().start_tls(
+                raw, self, self._tls, server_side=True, ssl_handshake_timeout=seconds
             )
         self._connections.closed(self)
         if encrypted is None:
@@ -203,3 +191,47 @@ def notice_vanished(listening: socket.socket, seconds: float) -> None:
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The body of a request, inflated if `Content-Encoding` is gzip or deflate. Raises HTTP 400, 413 or 415."""
+    body: bytes | None = request.get(_BODY)
+    if body is not None:
+        return body
+    body = await request.read()
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if body and encoding != "identity":
+        if encoding not in _WINDOWS:
+            why = f"Content-Encoding can be gzip, deflate or none, not {encoding!r:.50}"
+            raise web.HTTPUnsupportedMediaType(text=why)
+        most = request.client_max_size
+        try:
+            body = await asyncio.to_thread(inflated, body, encoding, most)
+        except (zlib.error, EOFError):
+            raise web.HTTPBadRequest(text=f"the body is not {encoding}, as its Content-Encoding says") from None
+        if body is None:
+            raise web.HTTPRequestEntityTooLarge(most, text=f"the body inflates to more than {most:,} bytes")
+    request[_BODY] = body
+    return body
+
+
+def inflated(body: bytes, encoding: str, most: int) -> bytes | None:
+    """The inflated body; None if it has more than `most` bytes. Raises `zlib.error` or `EOFError`."""
+    # Some clients send deflate without the header that the standard wants.
+    raw = encoding == "deflate" and body[0] & 15 != 8
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS if raw else _WINDOWS[encoding])
+    found = inflate.decompress(body, most + 1)
+    if len(found) > most:
+        return None
+    if not inflate.eof:
+        raise EOFError
+    return found
+
+
+def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An HTTP error response with a JSON body."""
+    body = {"error": {"code": code, "message": message}}
+    answer = web.json_response(body, status=status, headers=headers, dumps=text_of_json)
+    if status in (429, 503):
+        answer.force_close()  # where a balancer stands between, the next try is then led to another server
+    return answer

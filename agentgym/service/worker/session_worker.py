@@ -25,7 +25,7 @@ from agentgym.service.protocol.frames import CODES, DRAINING, ENV_ERROR, NORMAL_
 from agentgym.service.server import slots
 from agentgym.service.server.events import EnvErrors
 from agentgym.service.server.slots import Slot
-from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo, described
+from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo, described, handler_class
 from agentgym.service.worker.websocket import Connection
 
 if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gymnasium
@@ -47,7 +47,6 @@ class SessionStart:
     resume: str
     slot: int
     token: str = ""
-    local: bool = False
 
 
 class ServerLink:
@@ -66,11 +65,11 @@ class ServerLink:
         """Wait for a connection and the resume token of its hello. None: the session is to end."""
         return self._attached.get()
 
-    def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
+    def offer(self, client: socket.socket, resume: str) -> None:
         """Serve this connection instead of the one before."""
         if self._connection is not None:
             self._connection.shut(socket.SHUT_RDWR)
-        self._connection = Connection(client, self.slot, self._limit, masked)
+        self._connection = Connection(client, self.slot, self._limit)
         self._attached.put((self._connection, resume))
 
     def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
@@ -102,7 +101,6 @@ class Served:
 
     specs: dict[str, EnvSpec]
     tasks: dict[str, TaskSet]
-    handlers: dict[str, Any]
     limits: ServiceLimits
     memory: memoryview
 
@@ -129,6 +127,8 @@ def work(control: socket.socket, served: Served, *, limit_process: Callable[[], 
         said, client = receive_order(control)
     except EOFError:  # the process was not needed
         return 0
+    if client is None:
+        return 1
     limit_process()
     if said.get("shared"):
         _share(control, said, client, served)
@@ -179,33 +179,31 @@ def _share(control: socket.socket, said: dict[str, Any], client: socket.socket |
 
 
 def _run_session(
-    start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
+    start: SessionStart, client: socket.socket, link: ServerLink, served: Served, shared: bool = False
 ) -> int:
     """Serve one session to its end; returns the exit code of a process that does nothing else."""
     slot, spec = link.slot, served.specs[start.env]
-    handler_class: type[ProtocolHandler] = served.handlers[start.protocol]
-    asked = slot.since()
+    speaks = handler_class(start.protocol)
+    asked = slot.words[slots.SINCE]
     slot.enter(slots.INIT)
-    if client is None:
-        return 1
-    link.offer(client, start.resume, masked=not start.local)
+    link.offer(client, start.resume)
     calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
     try:
-        env = calls.call("init", handler_class.make, spec, served.tasks.get(start.env))
+        env = calls.call("init", speaks.make, spec, served.tasks.get(start.env))
     except (Exception, SystemExit) as error:
         connection, _ = link.next() or (None, "")
         if connection is not None:
             code = error.code if isinstance(error, Refused) else ENV_ERROR
-            _say_last(connection, slot, handler_class, code, f"making the environment failed: {described(error)}")
+            _say_last(connection, slot, speaks, code, f"making the environment failed: {described(error)}")
         calls.stop()
         return NOT_MADE
-    if shared and handler_class.has_sandbox(env):
+    if shared and speaks.has_sandbox(env):
         # A back end ties its processes to a thread, and counts their resources for the whole process.
         _close(env, calls)
         if (attached := link.next()) is not None:
             attached[0].close()
         return NOT_SHARED
-    handler = handler_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
+    handler = speaks(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
     slot.count_time("open", time.monotonic_ns() - asked)
     link.handler = handler
     handler.draining = link.draining
@@ -248,10 +246,8 @@ def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server
     return handler.resumable and not connection.closed
 
 
-def _say_last(
-    connection: Connection, slot: Slot, handler_class: type[ProtocolHandler], code: str, message: str
-) -> None:
+def _say_last(connection: Connection, slot: Slot, speaks: type[ProtocolHandler], code: str, message: str) -> None:
     slot.words[slots.WHY] = 1 + list(CODES).index(code)
     if code != ENV_ERROR:  # which was counted as it was raised
         slot.count_error(code)
-    connection.end(CODES[code][1] or NORMAL_CLOSE, handler_class.last_word(code, message))
+    connection.end(CODES[code][1] or NORMAL_CLOSE, speaks.last_word(code, message))

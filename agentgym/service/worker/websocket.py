@@ -141,11 +141,11 @@ def _bad(why: str) -> Refused:
 class Connection:
     """A worker's end of a connection. The session's thread calls `receive`, `send` and `end`; any thread the rest."""
 
-    def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
+    def __init__(self, sock: socket.socket, slot: Slot, limit: int):
         sock.setblocking(True)
         self._socket = sock
         self._slot = slot
-        self._frames = Frames(limit, masked)
+        self._frames = Frames(limit)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self.closed = False  # whether the client ended it in good order
@@ -179,7 +179,6 @@ class Connection:
                 message = frames.next()
 
     def _received(self) -> bytes:
-        """Wait for more bytes; empty if the connection is over."""
         frames, words = self._frames, self._slot.words
         # Of a message that has begun, the time runs from its first byte; a ping that came in pieces was none.
         state = READING if frames.buffer or frames._opcode else WAITING

@@ -10,8 +10,8 @@ import zlib
 
 from service_harness import SECONDS, browsing, serving, session, until
 
-from agentgym.service.server.bodies import inflated
-from agentgym.service.server.session_server import SPARE_CONNECTIONS
+from agentgym.service.server.env_server import SPARE_CONNECTIONS
+from agentgym.service.server.http_connections import inflated
 
 TOKEN = "t" * 20
 UPGRADE = {
