@@ -5,6 +5,7 @@ begins another.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -187,12 +188,8 @@ class OpenEnvEnv(AsyncEnv):
     async def _tool_called(self, form: Form, name: str, arguments: Json) -> tuple[str, Json]:
         """A tool's result, and the answer of its step; {} if it was called without one."""
         if not form.by_step:
-            request = {
-                "jsonrpc": "2.0",
-                "id": 1,
-                "method": "tools/call",
-                "params": {"name": name, "arguments": _whole(arguments)},
-            }
+            params = {"name": name, "arguments": _whole(arguments)}
+            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
             response = await self._asked({"type": "mcp", "data": request})
             error = response.get("error")
             return (f"Error: {error.get('message')}" if error else shown_result(response.get("result"))), {}
@@ -271,16 +268,11 @@ class OpenEnvEnv(AsyncEnv):
                 raise Unavailable(f"openenv:{self.url}: no OpenEnv server: GET {self.url}/schema tells no schemas")
             told = await self._connection.get("/metadata")
             self._description = str(told.get("description") or "") if isinstance(told, Mapping) else ""
-            self._form = form_of(schema["action"], await self._listed_tools(schema["action"]))
-
-    async def _listed_tools(self, action: Mapping[str, Any]) -> list[Json]:
-        request = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": {}}
-        try:
-            response = await self._asked({"type": "mcp", "data": request})
-        except (Rejected, RemoteEnvError):  # a server that knows no such frame
-            return []
-        tools = (response.get("result") or {}).get("tools")
-        return list(tools) if isinstance(tools, list) else []
+            request = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": {}}
+            tools = None
+            with contextlib.suppress(Rejected, RemoteEnvError):  # a server that knows no such frame
+                tools = ((await self._asked({"type": "mcp", "data": request})).get("result") or {}).get("tools")
+            self._form = form_of(schema["action"], tools if isinstance(tools, list) else [])
 
 
 def _seed_task(seed: int) -> Task:

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ import aiohttp
 
 from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
 from agentgym.service.client.connection import cut, get, open_websocket
+from agentgym.service.client.lookup import fetch, why_not
 
 Json = dict[str, Any]
 MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
@@ -45,7 +45,7 @@ class Connection:
             hint = "it wants a token, or another than this: token_file=" if wants else "is this an OpenEnv server?"
             raise Unavailable(f"openenv:{url}: {url}/ws answers with status {error.status}; {hint}") from error
         except (aiohttp.ClientError, OSError) as error:
-            why = _why(error) or f"no answer within {CONNECT_SECONDS:g} s"
+            why = why_not(error) if str(error) else f"no answer within {CONNECT_SECONDS:g} s"
             raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
         return cls(address, ws)
 
@@ -57,11 +57,8 @@ class Connection:
     async def ask(self, frame: Json, timeout: float) -> Json:
         """The data of the frame that answers.
 
-        Raises:
-            Rejected: the server refuses the frame.
-            RemoteEnvError: the environment raised.
-            Unavailable: the server has no session to give, now (Full) or at all.
-            SessionLost: the connection is over, or no answer came in time.
+        Raises `Rejected`, `RemoteEnvError`, `Full` or `Unavailable` if the server has no session to give, `SessionLost`
+        if the connection is over or no answer came in time.
         """
         if self._loop is not asyncio.get_running_loop():
             raise SessionLost(
@@ -116,7 +113,6 @@ class Connection:
             raise Unavailable(f"openenv:{self._url}: GET {path} failed: {error or 'no answer within 30 s'}") from error
 
     async def close(self) -> None:
-        """End the session in good order."""
         if self._loop is not asyncio.get_running_loop():
             await self.drop()
             return
@@ -135,20 +131,19 @@ class Connection:
 def get_json(address: Address, path: str, body: Json | None = None) -> Any:
     """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route."""
     [url] = address.servers
-    headers = {**given_token(address), "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}{path}", None if body is None else json.dumps(body).encode(), headers)
+    sent = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(request, timeout=30.0, context=address.tls()) as response:
-            return json.loads(response.read(MOST_BYTES))
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise Unavailable(f"openenv:{url}: it wants a token, or another than this: token_file=") from error
-        if error.code in (408, 429) or (error.code >= 500 and error.code != 501):
-            # It may well have such a thing: with other tasks instead, something else would be measured.
-            raise Unavailable(f"openenv:{url}: {path} answers with status {error.code}") from error
-        return None
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"openenv:{url}: cannot be reached: {_why(error)}") from error
+        status, answer = fetch(address, url, path, given_token(address), sent, seconds=30.0)
+        if status == 200:
+            return json.loads(answer)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(f"openenv:{url}: cannot be reached: {why_not(error)}") from error
+    if status in (401, 403):
+        raise Unavailable(f"openenv:{url}: it wants a token, or another than this: token_file=")
+    if status < 400 or status in (408, 429) or (status >= 500 and status != 501):
+        # It may well have such a thing: with other tasks instead, something else would be measured.
+        raise Unavailable(f"openenv:{url}: {path} answers with status {status}")
+    return None
 
 
 def given_token(address: Address) -> dict[str, str]:
@@ -164,13 +159,6 @@ def checked_url(name: str) -> str:
     if parts.username or parts.password:
         raise ValueError(f"an address must not hold a secret: put the token of {parts.hostname} into token_file=")
     return name.rstrip("/")
-
-
-def _why(error: BaseException) -> str:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    hint = ": ca_file= names one to trust" if "CERTIFICATE_VERIFY_FAILED" in str(reason) else ""
-    hint = ": it speaks no TLS there, write http://" if "WRONG_VERSION_NUMBER" in str(reason) else hint
-    return f"{reason}{hint}"
 
 
 def _problems(data: Mapping[str, Any]) -> str:

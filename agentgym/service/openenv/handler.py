@@ -82,7 +82,7 @@ class OpenEnvHandler(ProtocolHandler):
         if kind == "state":
             return {"type": "state", "data": self.play.state()}
         if kind == "mcp":
-            return {"type": "mcp", "data": self._rpc(_data(frame))}
+            return {"type": "mcp", "data": self.rpc(_data(frame))}
         self.ended = True
         return None
 
@@ -95,9 +95,9 @@ class OpenEnvHandler(ProtocolHandler):
         data = f'{{"observation": {observation}, "reward": {reward!r}, "done": {"true" if done else "false"}}}'
         return f'{{"type": "observation", "data": {data}}}'
 
-    def _rpc(self, request: Json) -> Json:
-        problem = problem_of_rpc(request)
-        if problem:
+    def rpc(self, request: Json) -> Json:
+        """The answer to a JSON-RPC request."""
+        if problem := _problem_of_rpc(request):
             return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
         id, method, params = request.get("id"), request["method"], request.get("params") or {}
         if method == "tools/list":
@@ -129,12 +129,33 @@ class OpenEnvHandler(ProtocolHandler):
             return rpc_error(id, INTERNAL_ERROR, _said(error))
 
 
+class BareMcpHandler(OpenEnvHandler):
+    """Answers JSON-RPC requests that stand in no frame."""
+
+    def answer(self, text: str) -> str:
+        asked = rpc_of(text)
+        return _written(asked if "error" in asked else self.rpc(asked))
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str:
+        return json.dumps(rpc_error(None, SERVER_ERROR, f"{message} ({code})"))
+
+
 def error_frame(code: str, message: str, **more: Any) -> str:
     return json.dumps(_error(code, message, **more))
 
 
-def problem_of_rpc(request: Any) -> str | None:
-    """The error in a JSON-RPC request, or None."""
+def rpc_of(text: str | bytes) -> Json:
+    """The JSON-RPC request in a text, or an error response."""
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError):
+        return rpc_error(None, PARSE_ERROR, "Parse error")
+    problem = _problem_of_rpc(asked)
+    return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
+
+
+def _problem_of_rpc(request: Any) -> str | None:
     if not isinstance(request, dict):
         return "a request is an object"
     if extra := request.keys() - _RPC_KEYS:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import WSMsgType, web
 
 from agentgym.service.openenv import handler
-from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, problem_of_rpc, rpc_error, rpc_result
+from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, rpc_error, rpc_of, rpc_result
 from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, NORMAL_CLOSE, WORKER_DIED, Refused
 from agentgym.service.server.handshake import check_handshake
 from agentgym.service.server.http_connections import body_of
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
-NAME = "openenv"
+NAME, BARE_NAME = "openenv", "openenv/mcp"
+REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 _CHUNK = 1 << 16
 _LARGEST_ANSWER = 1 << 30
 
@@ -135,11 +136,19 @@ class McpRoutes:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET" and check_handshake(request) is None:
-            return await self._socket(request)
+            try:
+                return await self._server.open_session(request, self._env, BARE_NAME)
+            except Refused as refused:
+                return await told(request, json.dumps(self._refused(None, refused)))
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST"])
-        asked = _rpc_of(await body_of(request))
-        return web.json_response(asked if "error" in asked else await self._rpc(request, asked))
+        asked = rpc_of(await body_of(request))
+        if "error" not in asked:
+            try:
+                asked = await self._rpc(request, asked)
+            except Refused as refused:
+                asked = self._refused(asked.get("id"), refused)
+        return web.json_response(asked)
 
     async def _rpc(self, request: web.Request, asked: Json) -> Json:
         id, params = asked.get("id"), asked.get("params") or {}
@@ -147,7 +156,8 @@ class McpRoutes:
             return self._create(request, id)
         session_id = params.get("session_id")
         if session_id is None and asked["method"] != "openenv/session/close":
-            return await self._asked_once(request, asked)
+            with contextlib.closing(open_line(self._server, request, self._env)) as line:
+                return await _through(line, asked)
         if not isinstance(session_id, str) or not session_id:
             return rpc_error(id, handler.INVALID_PARAMS, "Invalid params - 'session_id' is required, a text")
         shared = self._shared_of(request, session_id)
@@ -166,11 +176,7 @@ class McpRoutes:
         for ended in [name for name, shared in self._shared.items() if shared.line.over]:
             self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
-        try:
-            line = open_line(self._server, request, self._env)
-        except Refused as refused:
-            return self._refused(id, refused)
-        self._shared[session_id] = _Shared(line, self._server.owner_of(request))
+        self._shared[session_id] = _Shared(open_line(self._server, request, self._env), self._server.owner_of(request))
         return rpc_result(id, {"session_id": session_id})
 
     def _end(self, id: Any, session_id: str, shared: _Shared) -> Json:
@@ -181,51 +187,22 @@ class McpRoutes:
         shared.line.close()
         return rpc_result(id, {"session_id": session_id, "closed": True})
 
-    async def _asked_once(self, request: web.Request, asked: Json) -> Json:
-        try:
-            with contextlib.closing(open_line(self._server, request, self._env)) as line:
-                return await _through(line, asked)
-        except Refused as refused:
-            return self._refused(asked.get("id"), refused)
-
     def _refused(self, id: Any, refused: Refused) -> Json:
         return rpc_error(id, handler.SERVER_ERROR, str(refused), counts(self._server))
 
-    async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = await self._opened(request)
-        try:
-            with (
-                contextlib.closing(open_line(self._server, request, self._env)) as line,
-                contextlib.suppress(ConnectionError, TimeoutError),
-            ):
-                async for message in socket:
-                    if message.type is WSMsgType.TEXT:
-                        asked = _rpc_of(message.data)
-                        await socket.send_json(asked if "error" in asked else await _through(line, asked))
-        except Refused as refused:
-            await socket.send_json(self._refused(None, refused))
-        await socket.close()
-        return socket
-
-    async def _opened(self, request: web.Request) -> web.WebSocketResponse:
+    async def attached(self, request: web.Request) -> web.WebSocketResponse:
+        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
+        session_id = request.query["session_id"]
+        shared = self._shared_of(request, session_id)
+        if shared is None or shared.attached:
+            problem = "is not known here" if shared is None else "already has an attached WebSocket"
+            return await told(request, error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
         limits = self._server.settings.limits
         # Without compression, which would inflate a message before its size is looked at.
         socket = web.WebSocketResponse(
             compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
         )
         await socket.prepare(request)
-        return socket
-
-    async def attached(self, request: web.Request) -> web.WebSocketResponse:
-        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
-        socket = await self._opened(request)
-        session_id = request.query["session_id"]
-        shared = self._shared_of(request, session_id)
-        if shared is None or shared.attached:
-            problem = "is not known here" if shared is None else "already has an attached WebSocket"
-            await socket.send_str(error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
-            await socket.close()
-            return socket
         shared.attached = True
         try:
             with contextlib.suppress(ConnectionError, TimeoutError):  # the client left or was idle for too long
@@ -237,6 +214,15 @@ class McpRoutes:
                 shared.line.close()
         await socket.close()
         return socket
+
+
+async def told(request: web.Request, text: str) -> web.WebSocketResponse:
+    """A WebSocket that only tells this: OpenEnv's clients read a message, and of an HTTP status they report only that."""
+    socket = web.WebSocketResponse(compress=False, max_msg_size=REFUSED_BYTES)
+    await socket.prepare(request)
+    await socket.send_str(text)
+    await socket.close()
+    return socket
 
 
 def counts(server: EnvServer) -> Json:
@@ -258,16 +244,6 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
         await socket.send_str(answer)
         if line.closed:
             return
-
-
-def _rpc_of(text: str | bytes) -> Json:
-    """The JSON-RPC request in a text, or an error response."""
-    try:
-        asked = json.loads(text)
-    except (ValueError, RecursionError):
-        return rpc_error(None, handler.PARSE_ERROR, "Parse error")
-    problem = problem_of_rpc(asked)
-    return rpc_error(None, handler.INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
 
 
 async def _through(line: Line, asked: Json) -> Json:

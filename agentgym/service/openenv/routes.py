@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agentgym.service.openenv import schemas
 from agentgym.service.openenv.handler import error_frame
-from agentgym.service.openenv.mcp import NAME, McpRoutes, counts, open_line
+from agentgym.service.openenv.mcp import NAME, McpRoutes, counts, open_line, told
 from agentgym.service.openenv.play import whole_number
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server.http_connections import body_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 MOST_LISTED = 1_000  # tasks that one answer holds; `num_tasks` tells how many there are
 _SPLIT_TYPES = ("train", "validation", "test")
-REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
 PATHS: Mapping[str, tuple[str, str]] = {
     "/reset": ("post", "begin an episode and show its opening"),
     "/step": ("post", "play an episode of one step"),
@@ -119,12 +118,7 @@ class OpenEnvRoutes:
         try:
             return await self._server.open_session(request, self.env, NAME)
         except Refused as refused:
-            # OpenEnv's clients want to be told by a frame; a status of HTTP they only report.
-            socket = web.WebSocketResponse(compress=False, max_msg_size=REFUSED_BYTES)
-            await socket.prepare(request)
-            await socket.send_str(error_frame("CAPACITY_REACHED", str(refused), **counts(self._server)))
-            await socket.close()
-            return socket
+            return await told(request, error_frame("CAPACITY_REACHED", str(refused), **counts(self._server)))
 
 
 def _telling(value: Any) -> Handler:

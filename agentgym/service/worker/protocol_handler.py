@@ -12,7 +12,7 @@ from agentgym.core.extensions import import_path
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
 from agentgym.service.protocol import frames
-from agentgym.service.protocol.frames import Refused, ServiceLimits, error_frame, json_of_text, last_word, text_of_json
+from agentgym.service.protocol.frames import Refused, ServiceLimits, error_frame, json_of_text, text_of_json
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import why_no_memory
 from agentgym.service.server.slots import Slot
@@ -21,6 +21,7 @@ from agentgym.service.server.slots import Slot
 HANDLERS = {
     "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymHandler",
     "openenv": "agentgym.service.openenv.handler:OpenEnvHandler",
+    "openenv/mcp": "agentgym.service.openenv.handler:BareMcpHandler",
     "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxHandler",
 }
 _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
@@ -137,7 +138,7 @@ class ProtocolHandler:
     @staticmethod
     def last_word(code: str, message: str) -> str:
         """The client's last message before the server closes; also sent by the server for a worker that died."""
-        return last_word(code, message)
+        return text_of_json(error_frame(code, message, fatal=True))
 
 
 class RequestHandler(ProtocolHandler):

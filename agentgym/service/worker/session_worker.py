@@ -132,21 +132,25 @@ def work(control: socket.socket, served: Served, *, limit_process: Callable[[], 
     limit_process()
     if said.get("shared"):
         _share(control, said, client, served)
-    start = SessionStart(**said["start"])
-    link = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
-    _thread.start_new_thread(_listen, (control, link))  # a third of what `threading` takes, in every session
+
+    def listen() -> None:
+        while True:
+            try:
+                link.hear(*receive_order(control))
+            except EOFError:
+                os._exit(1)
+
+    start, link = _begun(said, served)
+    _thread.start_new_thread(listen, ())  # a third of what `threading` takes, in every session
     try:
         return _run_session(start, client, link, served)
     finally:
         atexit._run_exitfuncs()  # of the environment's libraries
 
 
-def _listen(control: socket.socket, link: ServerLink) -> None:
-    while True:
-        try:
-            link.hear(*receive_order(control))
-        except EOFError:
-            os._exit(1)
+def _begun(said: dict[str, Any], served: Served) -> tuple[SessionStart, ServerLink]:
+    start = SessionStart(**said["start"])
+    return start, ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
 
 
 def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
@@ -165,11 +169,11 @@ def _share(control: socket.socket, said: dict[str, Any], client: socket.socket |
 
     while True:
         if "start" in said and client is not None:
-            start = SessionStart(**said["start"])
-            links[start.session] = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
+            start, link = _begun(said, served)
+            links[start.session] = link
             _thread.start_new_thread(run, (start, client))
-        elif link := links.get(said.get("session", "")):
-            link.hear(said, client)
+        elif known := links.get(said.get("session", "")):
+            known.hear(said, client)
         elif client is not None:  # its session has just ended
             client.close()
         try:
@@ -236,11 +240,11 @@ def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server
             if handler.ended:
                 connection.end(NORMAL_CLOSE)
                 return False
+        last = server.ending
     except Refused as refused:
-        _say_last(connection, slot, type(handler), refused.code, str(refused))
-        return False
-    if server.ending is not None:
-        _say_last(connection, slot, type(handler), *server.ending)
+        last = refused.code, str(refused)
+    if last is not None:
+        _say_last(connection, slot, type(handler), *last)
         return False
     connection.close()
     return handler.resumable and not connection.closed
