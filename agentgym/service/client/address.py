@@ -157,9 +157,8 @@ def _parsed(url: str) -> tuple[str, str]:
         raise ValueError(f"bad URL {url!r}: write {parts.scheme}://HOST:PORT/ENV, and nothing after it")
     env = unquote(parts.path).strip("/")
     if not env:
-        raise ValueError(
-            f"{url!r} names no environment: write {url.rstrip('/')}/ENV; {url.rstrip('/')}/envs lists them"
-        )
+        bare = url.rstrip("/")
+        raise ValueError(f"{url!r} names no environment: write {bare}/ENV; {bare}/envs lists them")
     if not _ID.fullmatch(env):
         raise ValueError(f"bad URL {url!r}: {env!r} is no environment's id")
     shown = f"[{host}]" if ":" in host else host

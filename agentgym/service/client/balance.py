@@ -103,7 +103,6 @@ class Pool:
             server.own -= 1
 
     def well(self, server: Server) -> None:
-        """The server opened a session."""
         with self._lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
@@ -131,7 +130,6 @@ class Pool:
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
     def move(self, url: str, to: str) -> None:
-        """Replace a server that moved to another address."""
         with self._lock:
             self.servers = [Server(to) if server.url == url else server for server in self.servers]
 
@@ -184,7 +182,6 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(servers: tuple[str, ...]) -> Pool:
-    """The pool of these servers in this process."""
     with _pools_lock:
         return _pools.setdefault(servers, Pool(servers))
 

@@ -51,8 +51,6 @@ class NotOpened(Exception):
 
 @dataclass
 class Hello:
-    """The first message of a server."""
-
     session: str
     resume: str
     env: dict[str, Any]
@@ -87,7 +85,6 @@ class Hello:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """Connect to a session and read its hello."""
     import aiohttp
 
     headers = address.headers()
@@ -172,7 +169,6 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
 
 
 async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Send a close frame: the session ends and is not resumed."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
 

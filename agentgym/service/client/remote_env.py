@@ -73,7 +73,6 @@ class RemoteEnv(AsyncEnv):
 
     @property
     def tasks(self) -> TaskSet:
-        """The served environment's training tasks, unless others were given."""
         if self._tasks is None:
             self._tasks = _tasks_at(self.address, "train")
         return self._tasks
@@ -216,7 +215,6 @@ class RemoteEnv(AsyncEnv):
             self._methods = tuple(name for name in frames.METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
-        """Read a result; a malformed one ends the session."""
         try:
             return reader()
         except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):

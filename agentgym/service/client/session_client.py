@@ -82,7 +82,6 @@ class RemoteSession:
         return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
 
     async def calls(self, requests: Sequence[Request]) -> list[Any]:
-        """The results of several calls, sent in one message and run one after another."""
         if self.lost:
             raise SessionLost(self.lost)
         ids = range(self._last + 1, self._last + 1 + len(requests))
@@ -135,7 +134,6 @@ class RemoteSession:
         cut(ws)
 
     async def _answered(self, pending: _Pending, answers: dict[int, Any]) -> None:
-        """Send requests and take their answers, over new connections if one drops."""
         fruitless = 0
         while pending:
             before = len(pending)

@@ -49,7 +49,12 @@ def export_openenv(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(Template(template.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
     if source is not None:
-        _copy(source, out)
+        if (out / source.name).exists():
+            raise ValueError(f"{source.name} would overwrite a file of the folder: rename the environment's module")
+        if source.is_dir():
+            shutil.copytree(source, out / source.name, ignore=_LEFT_OUT)
+        else:
+            shutil.copy2(source, out / source.name)
     for wheel in wheels:
         (out / "wheels").mkdir(exist_ok=True)
         shutil.copy2(wheel, out / "wheels")
@@ -77,9 +82,8 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
         dist = metadata.distribution(name)
         if _from_index(dist):
             return [*base, f"{name}=={dist.version}", *_once(packages)], None
-        own = [
-            need for need in dist.requires or [] if "extra ==" not in need and not re.match(rf"{DISTRIBUTION}\b", need)
-        ]
+        needs = [need for need in dist.requires or [] if "extra ==" not in need]
+        own = [need for need in needs if not re.match(rf"{DISTRIBUTION}\b", need)]
         return [*base, *_once([*own, *packages])], source
     return [*base, *_once(packages)], source
 
@@ -125,12 +129,3 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
         "kwargs_literal": repr(json.dumps(kwargs)),
         "notes": notes,
     }
-
-
-def _copy(source: Path, out: Path) -> None:
-    if (out / source.name).exists():
-        raise ValueError(f"{source.name} would overwrite a file of the folder: rename the environment's module")
-    if source.is_dir():
-        shutil.copytree(source, out / source.name, ignore=_LEFT_OUT)
-    else:
-        shutil.copy2(source, out / source.name)

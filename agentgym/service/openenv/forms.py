@@ -45,12 +45,10 @@ class Form:
 
     @property
     def schemas(self) -> list[Json]:
-        """OpenAI schemas of the tools."""
         return ToolSet(self.tools).schemas
 
     @property
     def told(self) -> str:
-        """Instructions for the agent on how to reply."""
         if self.kind == "tools":
             return "Call tools; a reply that calls none ends the episode."
         needed, lines = self.action.get("required") or (), []
@@ -162,7 +160,6 @@ def _properties(action: Mapping[str, Any]) -> Json:
 
 
 def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """A schema with its references resolved, except recursive and deeply nested ones."""
     if isinstance(schema, list):
         return [_resolved(part, action, within) for part in schema]
     if not isinstance(schema, Mapping):
@@ -205,7 +202,6 @@ def _said(text: str) -> str:
 
 
 def _object_in(said: str) -> Json | None:
-    """The JSON object in a text, or in its last fenced block."""
     for text in (said, *reversed(_FENCED.findall(said))):
         try:
             found = json.loads(text)

@@ -96,7 +96,6 @@ class OpenEnvHandler(ProtocolHandler):
         return f'{{"type": "observation", "data": {data}}}'
 
     def rpc(self, request: Json) -> Json:
-        """The answer to a JSON-RPC request."""
         if problem := _problem_of_rpc(request):
             return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
         id, method, params = request.get("id"), request["method"], request.get("params") or {}

@@ -113,8 +113,6 @@ def open_line(server: EnvServer, request: web.Request, env: str) -> Line:
 
 @dataclass
 class _Shared:
-    """A session that was made over HTTP."""
-
     line: Line
     owner: str | None
     attached: bool = False

@@ -170,7 +170,6 @@ class EnvServer:
             return refusal(error.status, error.reason.upper().replace(" ", "_"), error.text or error.reason)
 
     def _turned_away(self, request: web.Request, owner: str | None) -> web.Response | None:
-        """The response to a request that is not allowed; None: it is allowed."""
         if owner is None:
             self.unauthorized.add(request.remote, request.path, "Authorization" in request.headers)
             why = "this server wants a token: Authorization: Bearer TOKEN"

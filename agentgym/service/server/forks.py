@@ -57,6 +57,7 @@ class Forks:
         bounds: Bounds,
         memory: int,
         died: Callable[[str, int | None, bool], None],
+        spares: int,
     ):
         self._setup: dict[str, Any] = {
             "envs": {id: spec.to_json() for id, spec in envs.items()},
@@ -73,6 +74,8 @@ class Forks:
         self._forks: dict[str, _Fork] = {}
         self._numbers = itertools.count()
         self._restarting: asyncio.Task[None] | None = None
+        self._most_spares = spares
+        self.spares: OrderedDict[str, socket.socket] = OrderedDict()  # control sockets of those that wait for a session
         self.closing = False
 
     @property
@@ -119,6 +122,25 @@ class Forks:
             self._packets.send({**message, "key": key}, fds)
         return key
 
+    def fill(self) -> None:
+        """Fork missing spare workers. Not called when one died: if all die at once, that would never end."""
+        while len(self.spares) < self._most_spares and self.ready:
+            try:
+                key, control = self.fresh_worker()
+            except OSError:  # this process may open no more files; it is tried again
+                return
+            self.spares[key] = control
+
+    def fresh_worker(self) -> tuple[str, socket.socket]:
+        """A newly forked worker: its key, and its control socket. Raises OSError if no files are left."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        return self.fork("spare", {"waits": True}, [theirs.detach()]), control
+
+    def worker(self) -> tuple[str, socket.socket]:
+        """The spare worker that has waited longest, or a fresh one."""
+        return self.spares.popitem(last=False) if self.spares else self.fresh_worker()
+
     def pids(self) -> tuple[int | None, dict[str, int]]:
         """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
         forks = {key: fork.pid for key, fork in self._forks.items() if fork.pid is not None}
@@ -129,7 +151,6 @@ class Forks:
         return self._forks[key].pid if key in self._forks else None
 
     def kill(self, key: str) -> None:
-        """Kill a process now, or as soon as it is forked; `died` is called then."""
         if key in self._forks:
             self._forks[key].kill()
 
@@ -178,11 +199,12 @@ class Forks:
         handle, fork.handle = fork.handle, None
         if handle is not None:
             os.close(handle)
+        if (control := self.spares.pop(key, None)) is not None:
+            control.close()
         self._died(key, status, out_of_memory)
         del self._forks[key]
 
     def _lost(self) -> None:
-        """The zygote died, and all that it forked dies with it."""
         self._packets = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
@@ -221,44 +243,3 @@ def _wait(handles: Sequence[int]) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll(max(0.0, 1000 * (end - time.monotonic())))
-
-
-class PreforkPool:
-    """`count` processes that were forked in advance and wait for a session."""
-
-    def __init__(self, forks: Forks, count: int):
-        self._forks = forks
-        self._count = count
-        self._ready: OrderedDict[str, socket.socket] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    def fill(self) -> None:
-        """Fork those that are missing. Not called when one died: if all die at once, that would never end."""
-        while len(self._ready) < self._count and self._forks.ready:
-            try:
-                key, control = self.fresh()
-            except OSError:  # this process may open no more files; it is tried again
-                return
-            self._ready[key] = control
-
-    def fresh(self) -> tuple[str, socket.socket]:
-        """A newly forked process: its key at `forks`, and its control socket. Raises OSError if no files are left."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control.setblocking(False)
-        return self._forks.fork("spare", {"waits": True}, [theirs.detach()]), control
-
-    def take(self) -> tuple[str, socket.socket]:
-        """The process that has waited longest, or a fresh one."""
-        return self._ready.popitem(last=False) if self._ready else self.fresh()
-
-    def lost(self, key: str) -> None:
-        if (control := self._ready.pop(key, None)) is not None:
-            control.close()
-
-    def close(self) -> None:
-        """Close all control sockets, which ends the processes."""
-        for control in self._ready.values():
-            control.close()
-        self._ready.clear()

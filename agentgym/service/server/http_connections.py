@@ -29,8 +29,6 @@ Cuttable: TypeAlias = "HttpConnection | TlsArrival"
 
 
 class HttpConnections:
-    """The HTTP connections of a server."""
-
     def __init__(self, most: int, message_seconds: float):
         self.most = most
         self.message_seconds = message_seconds
@@ -87,7 +85,6 @@ class HttpConnections:
             (self._known if known else self._strangers)[one] = None
 
     def cut_late(self) -> None:
-        """Cut the connections whose request takes too long to come."""
         begun_before = self._loop.time() - self.message_seconds
         while self._coming and next(iter(self._coming.values())) < begun_before:
             self._cut(next(iter(self._coming)), "too slow")
@@ -229,7 +226,6 @@ def inflated(body: bytes, encoding: str, most: int) -> bytes | None:
 
 
 def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An HTTP error response with a JSON body."""
     body = {"error": {"code": code, "message": message}}
     answer = web.json_response(body, status=status, headers=headers, dumps=text_of_json)
     if status in (429, 503):

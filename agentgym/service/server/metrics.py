@@ -51,7 +51,6 @@ def exposition(server: EnvServer, memory: Memories) -> str:
 
 
 def _families(server: EnvServer, memory: Memories) -> Iterable[tuple[str, str, str, Rows]]:
-    """Name, type, help and rows of each metric."""
     sessions, connections, counted = server.sessions, server.connections, server.sessions.tallies()
     # All that is served has its rows from the start.
     tallies = {env: counted.get(env, SessionCounts()) for env in server.served}

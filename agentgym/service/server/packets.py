@@ -30,7 +30,6 @@ class Packets:
         self._write()
 
     def close(self) -> None:
-        """Close the socket; `ended` is not called."""
         if not self._open:
             return
         self._open = False

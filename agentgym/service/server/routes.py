@@ -94,7 +94,6 @@ class Routes:
         return await self._server.open_session(request, SERVED, sandbox_frames.NAME)
 
     def _env_id(self, request: web.Request) -> str:
-        """The served environment in the request's path. Raises 404 if it is unknown."""
         id = request.match_info["id"]
         if id not in self._server.settings.envs:
             served = ", ".join(self._server.settings.envs) or "none"

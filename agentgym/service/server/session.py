@@ -43,8 +43,6 @@ def overdue(state: int, seconds: float, limits: ServiceLimits) -> tuple[str, str
 
 @dataclass
 class ServedSession:
-    """One session and its process."""
-
     id: str
     env: str
     protocol: str

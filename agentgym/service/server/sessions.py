@@ -19,14 +19,14 @@ from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.forks import Forks, PreforkPool
+from agentgym.service.server.forks import Forks
 from agentgym.service.server.packets import Packets
 from agentgym.service.server.session import CLOSED, LEFT, ServedSession, overdue
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.slots import Delays, SessionCounts, Slot
 from agentgym.service.worker.protocol_handler import handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED, SessionStart
-from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
+from agentgym.service.worker.websocket import contains_close
 
 LOOK_SECONDS = 0.05
 _PEEKED_BYTES = 1 << 16  # of unread input, when a client has left
@@ -38,8 +38,6 @@ TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
 
 
 class Sessions:
-    """All sessions of a server, and the processes that they run in."""
-
     def __init__(self, settings: ServeSettings, served: Mapping[str, EnvSpec]):
         self.limits = settings.limits
         self.most = settings.max_sessions
@@ -49,8 +47,7 @@ class Sessions:
         self._words = slots.map_memory(self._memory)
         self._free = list(range(self.most))[::-1]
         bounds = settings.bounds.times(self._per_worker)
-        self.forks = Forks(served, self.limits, bounds, self._memory, self._died)
-        self._prefork_pool = PreforkPool(self.forks, settings.workers)
+        self.forks = Forks(served, self.limits, bounds, self._memory, self._died, settings.workers)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
@@ -72,7 +69,7 @@ class Sessions:
     async def start(self) -> None:
         """Import the environments and fork the first processes. Raises `ZygoteFailed`."""
         await self.forks.start()
-        self._prefork_pool.fill()
+        self.forks.fill()
 
     def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session. Raises `Refused`."""
@@ -109,11 +106,11 @@ class Sessions:
             why = f"no process for one more session: {error.strerror}"
             past.ended[frames.CAPACITY] += 1
             past.count_error(frames.CAPACITY)
-            self._say_last(client, _last_bytes(session.protocol, frames.CAPACITY, why))
+            self._say_last(client, handler_class(session.protocol).last_frames(frames.CAPACITY, why))
             self.release(session)
             return
         self._take_client(session, client)
-        self._loop.call_soon(self._prefork_pool.fill)
+        self._loop.call_soon(self.forks.fill)
 
     def _start_worker(self, session: ServedSession, client: int) -> None:
         token = session.new_token()
@@ -123,11 +120,11 @@ class Sessions:
             if not self._tell(session, {"start": start, "shared": True}, [client]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         else:
-            session.process, session.control = self._prefork_pool.take()
+            session.process, session.control = self.forks.worker()
             if not self._tell(session, {"start": start}, [client]):
                 # It died as it waited, and the report comes later.
                 session.control.close()
-                session.process, session.control = self._prefork_pool.fresh()
+                session.process, session.control = self.forks.fresh_worker()
                 self._tell(session, {"start": start}, [client])
         self._by_process.setdefault(session.process, []).append(session)
 
@@ -137,7 +134,7 @@ class Sessions:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
                 return process, self._shared[process]
-        process, control = self._prefork_pool.take()
+        process, control = self.forks.worker()
 
         def heard(said: dict[str, Any], fds: list[int]) -> None:
             session = self.open.get(said["ended"])
@@ -236,7 +233,7 @@ class Sessions:
             for session in list(self.open.values()):
                 self._look(session, now)
             if now > filled + FILL_SECONDS:
-                self._prefork_pool.fill()
+                self.forks.fill()
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
@@ -277,7 +274,6 @@ class Sessions:
 
     def _died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
         """A process ended, with this wait status (None: unknown)."""
-        self._prefork_pool.lost(process)
         if (shared := self._shared.pop(process, None)) is not None:
             shared.close()
         sessions = self._by_process.get(process, [])
@@ -311,7 +307,7 @@ class Sessions:
         if (client := self._drop_client(session)) is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
             said = clean or session.words.look()[0] == slots.WRITING
-            self._say_last(client, None if said else _last_bytes(session.protocol, code, message))
+            self._say_last(client, None if said else handler_class(session.protocol).last_frames(code, message))
         self.release(session)
 
     def _say_last(self, client: int, last: bytes | None) -> None:
@@ -349,7 +345,6 @@ class Sessions:
             self._empty.set()
 
     def tallies(self) -> dict[str, SessionCounts]:
-        """Counts by environment, of ended and open sessions."""
         found: dict[str, SessionCounts] = {}
         counted = [*self._past.items(), *((session.env, session.words) for session in self.open.values())]
         for env, counts in counted:
@@ -363,7 +358,7 @@ class Sessions:
     def states(self) -> dict[str, int]:
         found = Counter(session.words.look()[0] for session in self.open.values())
         states = {name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}
-        return {**states, "spare": len(self._prefork_pool)}
+        return {**states, "spare": len(self.forks.spares)}
 
     async def drain(self, seconds: float) -> None:
         """Refuse new sessions and episodes, wait up to `seconds` for running ones, then end the rest."""
@@ -390,7 +385,6 @@ class Sessions:
         for task in (tasks := {self._looking, *self._lingering}):
             task.cancel()
         await asyncio.wait(tasks)
-        self._prefork_pool.close()
         for shared in self._shared.values():
             shared.close()
         self._gone.close()
@@ -413,9 +407,3 @@ async def _read_out(client: socket.socket) -> None:
         async with asyncio.timeout(LINGER_SECONDS):
             while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
                 pass
-
-
-def _last_bytes(protocol: str, code: str, message: str) -> bytes:
-    word = handler_class(protocol).last_word(code, message)
-    said = b"" if word is None else encoded(TEXT, word.encode())
-    return said + close_frame(frames.CODES[code][1] or frames.NORMAL_CLOSE)

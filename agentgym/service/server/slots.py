@@ -75,7 +75,6 @@ class Counts:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Error responses by code, without zeros."""
         return {code: count for code, word in _CODES.items() if (count := self.words[word])}
 
     def times(self, what: str) -> tuple[float, list[int]]:
@@ -102,7 +101,6 @@ class Slot(Counts):
         return now
 
     def look(self) -> tuple[int, float]:
-        """The state, and its age in seconds."""
         state = self.words[_STATE]
         return state, (time.monotonic_ns() - self.words[SINCE]) / 1e9
 

@@ -40,7 +40,6 @@ LONGEST_SWEEP_SECONDS = 60
 
 
 def main(server_fd: int, memory_fd: int, parent: int) -> int:
-    """Run the zygote; returns the exit code."""
     os.dup2(2, 1)  # what environments print is not the command's output
     server = socket.socket(fileno=server_fd)
     server.set_inheritable(False)
@@ -84,7 +83,6 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
 
 
 def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
-    """Import the served environments and load their train tasks."""
     sys.path[:] = setup["path"]
     specs = {id: EnvSpec.from_json(record) for id, record in setup["envs"].items()}
     tasks = {}

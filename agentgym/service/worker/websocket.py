@@ -208,13 +208,9 @@ class Connection:
             self._slot.enter(WRITING)
         return self._write(data)
 
-    def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
-        """Send a last message, if any, and a close frame.
-
-        They leave together, so that a client that has read the message does not call again on a closing connection.
-        """
+    def end(self, last: bytes) -> None:
         self._slot.enter(WRITING)
-        self._write((b"" if word is None else encoded(TEXT, word.encode())) + close_frame(code))
+        self._write(last)
         self.shut(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> bool:

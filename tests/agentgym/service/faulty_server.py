@@ -18,8 +18,7 @@ from aiohttp import WSMsgType, web
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, error_frame
-from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.protocol_handler import SessionInfo
+from agentgym.service.worker.protocol_handler import AgentgymHandler, SessionInfo
 
 
 class _Calls:
