@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,6 +105,16 @@ class Pool:
         with self._lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
+
+    def refused(self, server: Server, failure: NotOpened) -> bool:
+        """The server gave no session; returns whether it is in vain to try again."""
+        if failure.wait is not None:
+            self.full(server, str(failure), failure.wait)
+        elif failure.lasting:
+            self.full(server, str(failure), LASTING_REST)
+        else:
+            self.failed(server, str(failure), failure.broken)
+        return failure.lasting or (failure.broken and server.broken >= BROKEN_TRIES)
 
     def failed(self, server: Server, why: str, broken: bool = False) -> None:
         """The server failed: let it rest, longer each time. The first failure is logged."""
@@ -224,23 +233,28 @@ async def _behind(url: str) -> list[Server] | None:
     return [Server(f"{parts.scheme}://{host}:{port}", service=url) for host in shown]
 
 
-async def open_session(
-    address: Address, patience: float = PATIENCE_SECONDS, expects: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[RemoteSession, Server]:
+async def open_session(address: Address, patience: float, expects: Mapping[str, Any]) -> tuple[RemoteSession, Server]:
     """A new session on the server with the most room, to which it is given back when it is abandoned."""
     pool = pool_of(address.servers)
     until = asyncio.get_running_loop().time() + patience
-    refused: dict[str, str] = {}
+    hopeless: set[str] = set()
     while True:
         await find_servers(pool)
         await shared(("loads", address.servers), lambda: _ask_loads(address, pool))
-        server = pool.take()
-        if server is not None:
-            opened = await _tried(address, pool, server, expects, refused)
-            if opened is not None:
+        if (server := pool.take()) is not None:
+            opened = None
+            try:
+                opened = await RemoteSession.open(replace(address, service=server.service), server.url, expects)
                 opened.give_back = functools.partial(pool.leave, server)
+                pool.well(server)
                 return opened, server
-        if all(known.url in refused for known in pool.servers):
+            except NotOpened as failure:
+                if pool.refused(server, failure):
+                    hopeless.add(server.url)
+            finally:
+                if opened is None:
+                    pool.leave(server)
+        if hopeless.issuperset(known.url for known in pool.servers):
             raise Unavailable(f"{address.env}: no server gives a session: {pool.reasons()}")
         left = until - asyncio.get_running_loop().time()
         if left <= 0:
@@ -248,37 +262,11 @@ async def open_session(
         await asyncio.sleep(min(left, pool.wait() + _dice.uniform(0.0, 0.02)))
 
 
-async def _tried(
-    address: Address, pool: Pool, server: Server, expects: Mapping[str, Any], refused: dict[str, str]
-) -> RemoteSession | None:
-    """A session on this server; None, with the failure noted, if it gives none."""
-    opened = None
-    try:
-        opened = await RemoteSession.open(replace(address, service=server.service), server.url, expects)
-    except NotOpened as failure:
-        if failure.wait is not None:
-            pool.full(server, str(failure), failure.wait)
-        elif failure.lasting:
-            refused[server.url] = str(failure)
-            pool.full(server, str(failure), LASTING_REST)
-        else:
-            pool.failed(server, str(failure), failure.broken)
-            if failure.broken and server.broken >= BROKEN_TRIES:
-                refused[server.url] = str(failure)
-    else:
-        pool.well(server)
-    finally:
-        if opened is None:
-            pool.leave(server)
-    return opened
-
-
 def look_around(address: Address) -> None:
-    """Ask servers for their load in the background, unless it is known freshly."""
+    """Look up the servers and their load in the background, unless they are known freshly."""
     pool = pool_of(address.servers)
     in_background(find_servers(pool))
-    for server in pool.to_ask():
-        in_background(_ask_load(address, pool, server))
+    in_background(_ask_loads(address, pool))
 
 
 async def _ask_loads(address: Address, pool: Pool) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import socket
-import ssl
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
@@ -90,11 +89,10 @@ async def connect(
     headers = address.headers()
     if resume is not None:
         headers[frames.RESUME_HEADER] = resume
-    tls = address.tls()
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            ws = await open_websocket(f"{server}{address.path}/session", headers, tls, address.server_hostname)
+            ws = await open_websocket(address, f"{server}{address.path}/session", headers)
             message = await ws.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
@@ -132,15 +130,16 @@ async def get(
 
 
 async def open_websocket(
-    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
+    address: Address, url: str, headers: Mapping[str, str], **options: Any
 ) -> aiohttp.ClientWebSocketResponse:
-    """A WebSocket of this event loop's HTTP session. `name` is in the certificate. Raises aiohttp's errors."""
+    """A WebSocket of this event loop's HTTP session. Raises aiohttp's errors."""
     import aiohttp
 
     http = await endpoints.session()
     timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)  # type: ignore[call-arg]
-    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, "server_hostname": name, **options}
-    ws = await http.ws_connect(url, headers=headers, ssl=tls or True, **settings)
+    tls = {"ssl": address.tls() or True, "server_hostname": address.server_hostname}
+    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, **tls, **options}
+    ws = await http.ws_connect(url, headers=headers, **settings)
     if (connection := ws.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):
             keep_alive(connection)

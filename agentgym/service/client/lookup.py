@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import Task
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.usage_error import instead
 from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
@@ -44,13 +44,12 @@ def record_of(address: Address) -> dict[str, Any]:
             if not record:
                 raise
             # An environment may well be made while its servers are away: its first episode waits for them.
-        else:
-            if address.env not in known:
-                hint = instead(address.env, known)
-                raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
-            record = known[address.env]
-        _records[address] = time.monotonic(), record
-        return record
+            known = {address.env: record}
+        if address.env not in known:
+            hint = instead(address.env, known)
+            raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
+        _records[address] = time.monotonic(), known[address.env]
+        return known[address.env]
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
@@ -83,29 +82,34 @@ def records_at(address: Address) -> dict[str, dict[str, Any]]:
         raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
 
 
-class Pages:
+def tasks_at(address: Address, split: str) -> TaskSet:
+    """The tasks of a split of the environment at an address. Raises ValueError or `Unavailable`."""
+    pages = _Pages(address, split)
+    told = pages.page(0)
+    where = ", ".join(address.servers) + (f": {told['source']}" if told.get("source") else "")
+    return TaskSet(pages, name=str(told.get("name") or f"{address.env}/{split}"), source=where, size=pages.size)
+
+
+class _Pages:
     """Tasks of a split by position, read from the servers in pages. Picklable, without the pages."""
 
     def __init__(self, address: Address, split: str):
         self._address, self._split = address, split
-        page = self._page(0)
-        self.name = str(page.get("name") or f"{address.env}/{split}")
-        self.source = str(page.get("source") or "")
-        self.size = page["size"]
+        self.size = self.page(0)["size"]
 
     @functools.cached_property
-    def _page(self) -> Callable[[int], dict[str, Any]]:
+    def page(self) -> Callable[[int], dict[str, Any]]:
         return functools.lru_cache(PAGES)(self._read)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_page"}
+        return {name: value for name, value in vars(self).items() if name != "page"}
 
     def __call__(self, position: int) -> Task:
         """The task at a position, which may be negative. Raises IndexError or `Unavailable`."""
         if not -self.size <= position < self.size:
-            raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
+            raise IndexError(f"{self._split} has {self.size} tasks, and none at {position}")
         number, index = divmod(position % self.size, PAGE)
-        tasks: list[Task] = self._page(number)["tasks"]
+        tasks: list[Task] = self.page(number)["tasks"]
         if index >= len(tasks):
             raise Unavailable(f"{self._address}: the tasks of {self._split!r} have changed since they were counted")
         return tasks[index]

@@ -1,8 +1,4 @@
-"""`RemoteEnv`: an environment that another machine serves, used like a local one.
-
-`agentgym.make("http://host:8000/gsm8k")` makes one. Its methods are `async def`; `agentgym.core.env.Blocking` makes
-them plain. No session is opened before an episode begins.
-"""
+"""`RemoteEnv`: an environment that another machine serves, used like a local one; `agentgym.make(URL)` makes it."""
 
 import random
 import weakref
@@ -74,7 +70,7 @@ class RemoteEnv(AsyncEnv):
     @property
     def tasks(self) -> TaskSet:
         if self._tasks is None:
-            self._tasks = _tasks_at(self.address, "train")
+            self._tasks = lookup.tasks_at(self.address, "train")
         return self._tasks
 
     async def init(self, task: Task) -> None:  # type: ignore[override]
@@ -122,12 +118,7 @@ class RemoteEnv(AsyncEnv):
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
         """Several steps in one message, for actions known in advance, up to the end of the episode."""
         said = [action if isinstance(action, str) else assistant(action) for action in actions]
-        session = self._open()
-        try:
-            results = await session.calls([("step", {"action": action}) for action in said])
-        except SessionLost:
-            self._leave()
-            raise
+        results = await self._calls([("step", {"action": action}) for action in said])
         steps: list[Step] = self._read(results, lambda: [_step_of(result) for result in results])
         self.turn += len(steps)
         self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
@@ -148,18 +139,21 @@ class RemoteEnv(AsyncEnv):
             return False
 
     async def _expert_action(self) -> Action:
-        result = await self._call("expert_action")
+        [result] = await self._calls([("expert_action", {})])
         return self._read(result, lambda: result["action"])
 
     async def _random_action(self, rng: random.Random) -> Action:
-        result = await self._call("random_action", rng=frames.rng_to_json(rng))
+        [result] = await self._calls([("random_action", {"rng": frames.rng_to_json(rng)})])
         moved = self._read(result, lambda: frames.rng_of_json(result["rng"]))
         rng.setstate(moved.getstate())
         return self._read(result, lambda: result["action"])
 
-    async def _call(self, name: str, **fields: Any) -> Any:
+    async def _calls(self, requests: list[Request]) -> list[Any]:
+        session = self.session
+        if session is None:
+            raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
         try:
-            return (await self._open().calls([(name, fields)]))[0]
+            return await session.calls(requests)
         except SessionLost:
             self._leave()
             raise
@@ -182,10 +176,9 @@ class RemoteEnv(AsyncEnv):
                 self._learn(self._session.hello.env)
             first = [("init", {"task": rebind.to_json()})] if fresh and rebind is not None else []
             try:
-                results = await self._open().calls([*first, *requests])
+                results = await self._calls([*first, *requests])
                 break
             except SessionLost as lost:
-                self._leave()
                 # A session that had ended between two episodes, or whose server is leaving, costs no episode.
                 away = lost.code == frames.DRAINING or (not fresh and lost.code in ("", frames.IDLE))
                 if not away or move == MOVES:
@@ -195,12 +188,6 @@ class RemoteEnv(AsyncEnv):
                 raise self._nonsense(result)
             self._learn(result)
         return results
-
-    def _open(self) -> RemoteSession:
-        session = self.session
-        if session is None:
-            raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
-        return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
         if isinstance(record.get("tools"), list):
@@ -278,10 +265,4 @@ def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
     """The tasks of a split of a served environment, read in pages. Raises ValueError or `Unavailable`."""
-    return _tasks_at(parse(url, token_file, ca_file), split)
-
-
-def _tasks_at(address: Address, split: str) -> TaskSet:
-    pages = lookup.Pages(address, split)
-    where = f"{', '.join(address.servers)}: {pages.source}" if pages.source else ", ".join(address.servers)
-    return TaskSet(pages, name=pages.name, source=where, size=pages.size)
+    return lookup.tasks_at(parse(url, token_file, ca_file), split)

@@ -1,8 +1,4 @@
-"""The client's side of a session: calls in order, over as many connections as needed.
-
-A dropped connection is reopened with the resume token of the last hello, and unanswered requests are sent again with
-their ids: the server runs no request twice.
-"""
+"""The client's side of a session: calls in order, over as many connections as needed; no request is run twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`.
-
-One environment is one WebSocket and one session: if the connection drops, the episode is lost, and the next reset
-begins another.
-"""
+"""Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`."""
 
 import asyncio
 import contextlib
@@ -31,7 +27,7 @@ _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 
 
 class OpenEnvEnv(AsyncEnv):
-    """An environment on an OpenEnv server.
+    """An environment on an OpenEnv server. One environment is one session, lost with its connection.
 
     A server of agentgym's speaks in chat messages, which pass as they are. MCP tools of another server become tools
     here, and a reply that calls none ends the episode. An environment without tools takes its action as a JSON
@@ -280,10 +276,10 @@ class Connection:
     @classmethod
     async def to(cls, address: Address) -> "Connection":
         [url] = address.servers
-        headers, tls = given_token(address), address.tls()
+        headers = given_token(address)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                ws = await open_websocket(f"{url}/ws", headers, tls, max_msg_size=MOST_BYTES, heartbeat=20.0)
+                ws = await open_websocket(address, f"{url}/ws", headers, max_msg_size=MOST_BYTES, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
             wants = error.status in (401, 403)
             hint = "it wants a token, or another than this: token_file=" if wants else "is this an OpenEnv server?"

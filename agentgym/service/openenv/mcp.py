@@ -1,8 +1,4 @@
-"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions whose client is the server itself.
-
-`POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`,
-which `WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
-"""
+"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions whose client is the server itself."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ from aiohttp import WSMsgType, web
 from agentgym.service.openenv import handler
 from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, rpc_error, rpc_of, rpc_result
 from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, NORMAL_CLOSE, WORKER_DIED, Refused
-from agentgym.service.server.handshake import check_handshake
-from agentgym.service.server.http_connections import body_of
+from agentgym.service.server.http_connections import body_of, check_handshake
 from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, encoded
 
 if TYPE_CHECKING:
@@ -36,26 +31,13 @@ _LARGEST_ANSWER = 1 << 30
 class Line:
     """The server as the client of a session. One message at a time; cancelling `ask` ends the session."""
 
-    def __init__(self, sock: socket.socket):
+    def __init__(self, sock: socket.socket, session: str):
         sock.setblocking(False)
+        self.session = session
         self._socket = sock
         self._frames = Frames(_LARGEST_ANSWER, masked=False)
         self._asking = asyncio.Lock()
         self.closed = False
-
-    @property
-    def over(self) -> bool:
-        """True if the session has ended; `ask` still returns its last message."""
-        if self.closed or self._asking.locked():
-            return self.closed
-        try:
-            # Unasked input is the last message, or the end.
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
 
     async def ask(self, text: str) -> str:
         """The answer to a message. Raises a fatal `Refused` if the session ends without one."""
@@ -76,18 +58,15 @@ class Line:
                 raise
 
     async def _received(self) -> str:
-        while True:
-            message = self._frames.next()
-            if message is not None and message[0] == TEXT:
-                return message[1].decode()
+        while (message := self._frames.next()) is None or message[0] != TEXT:
+            data = b""
             if message is None:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)
                 self._frames.buffer += data
-                if data:
-                    continue
-            if message is None or message[0] == CLOSE:
+            if not data and (message is None or message[0] == CLOSE):
                 self.close()
                 raise Refused(WORKER_DIED, "the session has ended without an answer", fatal=True)
+        return message[1].decode()
 
     def close(self) -> None:
         if self.closed:
@@ -108,7 +87,7 @@ def open_line(server: EnvServer, request: web.Request, env: str) -> Line:
         server.sessions.refused[CAPACITY] += 1
         raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
     server.sessions.begin(session, theirs.detach())
-    return Line(ours)
+    return Line(ours, session.id)
 
 
 @dataclass
@@ -171,7 +150,8 @@ class McpRoutes:
         return shared if shared and not shared.line.closed and shared.owner == self._server.owner_of(request) else None
 
     def _create(self, request: web.Request, id: Any) -> Json:
-        for ended in [name for name, shared in self._shared.items() if shared.line.over]:
+        still_open = self._server.sessions.open
+        for ended in [name for name, shared in self._shared.items() if shared.line.session not in still_open]:
             self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
         self._shared[session_id] = _Shared(open_line(self._server, request, self._env), self._server.owner_of(request))

@@ -1,8 +1,6 @@
 """An environment in OpenEnv's terms: actions and observations as JSON objects, one episode after another.
 
-An action is {"message": text or assistant message}, {"type": "call_tool", "tool_name", "arguments"} or {"type":
-"list_tools"}. Its answer is {"observation", "reward": number or null, "done", "metadata"}; the observation holds the
-new chat messages, and for a tool call its result as well.
+docs/service_protocol.md has their form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """OpenEnv's routes on our server: for the first environment at the root, and for each under its id.
 
-A WebSocket at /ws is handed to a worker that speaks `openenv`. HTTP requests become frames of a session that the
-server itself talks to: `POST /reset` and `/step` take one for a single request. JSON-RPC is in `mcp.py`.
+HTTP requests become frames of a session that the server itself talks to, which /reset and /step take for one request.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class OpenEnvRoutes:
 
     def routes(self, app: web.Application) -> list[web.RouteDef]:
         app.on_shutdown.append(self._mcp.close)
-        tasks = TaskRoutes(self._listed, self._server)
         handlers: dict[str, Handler] = {
             "/reset": self.reset,
             "/step": self.step,
@@ -71,27 +69,20 @@ class OpenEnvRoutes:
             "/schema": _telling(schemas.SCHEMAS),
             "/mcp": self._mcp.answer,
             "/list_environments": _telling(self._listed),
-            "/{env_name}/splits": tasks.splits,
-            "/{env_name}/tasks": tasks.list_tasks,
-            "/{env_name}/num_tasks": tasks.num_tasks,
-            "/{env_name}/task": tasks.task,
-            "/{env_name}/task_range": tasks.task_range,
+            "/{env_name}/splits": self.splits,
+            "/{env_name}/tasks": self.list_tasks,
+            "/{env_name}/num_tasks": self.num_tasks,
+            "/{env_name}/task": self.task,
+            "/{env_name}/task_range": self.task_range,
         }
         if self.prefix:  # else it is the server's own
             handlers["/health"] = _telling({"status": "healthy"})
         openapi = schemas.openapi_of(f"OpenEnv interface of {self.env}", PATHS)
-        return [
-            web.get(f"{self.prefix}/ws", self.socket),
-            web.get(f"{self.prefix}/openapi.json", _telling(openapi)),
-            *(
-                web.route(
-                    "*" if path == "/mcp" else PATHS[path][0],
-                    self.prefix + path.replace("{env_name}", "{env_name:.+}"),
-                    handler,
-                )
-                for path, handler in handlers.items()
-            ),
-        ]
+        routes = [web.get(f"{self.prefix}/ws", self.socket), web.get(f"{self.prefix}/openapi.json", _telling(openapi))]
+        for path, handler in handlers.items():
+            method = "*" if path == "/mcp" else PATHS[path][0]
+            routes.append(web.route(method, self.prefix + path.replace("{env_name}", "{env_name:.+}"), handler))
+        return routes
 
     async def reset(self, request: web.Request) -> web.Response:
         """`POST /reset`: the first observation of an episode, which ends at once."""
@@ -120,33 +111,8 @@ class OpenEnvRoutes:
         except Refused as refused:
             return await told(request, error_frame("CAPACITY_REACHED", str(refused), **counts(self._server)))
 
-
-def _telling(value: Any) -> Handler:
-    async def tell(_: web.Request) -> web.Response:
-        return web.json_response(value)
-
-    return tell
-
-
-def _http(frame: str) -> web.Response:
-    told = json.loads(frame)
-    data = told.get("data", {})
-    if told.get("type") == "observation":
-        return web.json_response(data)
-    if data.get("code") == "VALIDATION_ERROR":
-        return answered(422, data.get("errors", []))
-    return answered(500, data.get("message", "no answer"))
-
-
-class TaskRoutes:
-    """OpenEnv's Task API: which splits and tasks the served environments have."""
-
-    def __init__(self, envs: list[str], server: EnvServer):
-        self._envs = envs
-        self._ask = server.ask_tasks
-
     async def splits(self, request: web.Request) -> web.Response:
-        names = await self._ask({"env": self._env(request)})
+        names = await self._server.ask_tasks({"env": self._env(request)})
         return web.json_response([{"name": n, "type": n if n in _SPLIT_TYPES else "validation"} for n in names])
 
     async def list_tasks(self, request: web.Request) -> web.Response:
@@ -165,7 +131,7 @@ class TaskRoutes:
             raise invalid("int_type", "index", body.get("index"))
         if not 0 <= index < page["size"]:
             return answered(400, "Invalid task index")
-        page = await self._ask({"env": env, "split": body["split"], "start": index, "stop": index + 1})
+        page = await self._server.ask_tasks({"env": env, "split": body["split"], "start": index, "stop": index + 1})
         return web.json_response({"task": page["tasks"][0]})
 
     async def task_range(self, request: web.Request) -> web.Response:
@@ -177,12 +143,12 @@ class TaskRoutes:
                 raise invalid("int_type", name, body.get(name))
         start, stop, _ = slice(ends["start"], ends["stop"]).indices(page["size"])
         stop = max(start, min(stop, start + MOST_LISTED))
-        page = await self._ask({"env": env, "split": body["split"], "start": start, "stop": stop})
+        page = await self._server.ask_tasks({"env": env, "split": body["split"], "start": start, "stop": stop})
         return web.json_response({"tasks": page["tasks"]})
 
     def _env(self, request: web.Request) -> str:
         name = request.match_info["env_name"]
-        if found := [env for env in self._envs if env.lower() == name.lower()]:
+        if found := [env for env in self._listed if env.lower() == name.lower()]:
             return found[0]
         raise _json_error(web.HTTPNotFound, f"unknown environment {name!r}")
 
@@ -195,7 +161,24 @@ class TaskRoutes:
             raise invalid("extra_forbidden", min(unknown), body)
         if not isinstance(split, str):
             raise invalid("string_type", "split", split)
-        return env, body, await self._ask({"env": env, "split": split, "start": 0, "stop": stop})
+        return env, body, await self._server.ask_tasks({"env": env, "split": split, "start": 0, "stop": stop})
+
+
+def _telling(value: Any) -> Handler:
+    async def tell(_: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return tell
+
+
+def _http(frame: str) -> web.Response:
+    told = json.loads(frame)
+    data = told.get("data", {})
+    if told.get("type") == "observation":
+        return web.json_response(data)
+    if data.get("code") == "VALIDATION_ERROR":
+        return answered(422, data.get("errors", []))
+    return answered(500, data.get("message", "no answer"))
 
 
 async def object_of(request: web.Request) -> Json:

@@ -25,8 +25,7 @@ class Bounds:
     """Limits of a worker's process; 0: no limit.
 
     Attributes:
-        memory_bytes: above what it begins with. Without a control group: private memory alone, and of each process
-            alone.
+        memory_bytes: above what it begins with. Without a control group: private memory, of each process alone.
         open_files: at a time; 0: as many as the server.
         pids: processes and threads at a time, in a control group only.
     """
@@ -49,9 +48,7 @@ def keep_within(bounds: Bounds) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
         score.write(_OOM_SCORE)
     if bounds.open_files:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = bounds.open_files if hard == resource.RLIM_INFINITY else min(bounds.open_files, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _limit(resource.RLIMIT_NOFILE, bounds.open_files)
 
 
 def limit_memory(bounds: Bounds) -> None:
@@ -59,9 +56,12 @@ def limit_memory(bounds: Bounds) -> None:
     if bounds.memory_bytes:
         with open("/proc/self/statm") as pages:
             has = int(pages.read().split()[5]) * os.sysconf("SC_PAGESIZE")
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = has + bounds.memory_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        _limit(resource.RLIMIT_DATA, has + bounds.memory_bytes)
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def why_no_memory() -> str:

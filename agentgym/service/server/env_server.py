@@ -15,13 +15,15 @@ from agentgym.core.registration import EnvSpec
 from agentgym.service.protocol.frames import CAPACITY, NAME, RESUME_HEADER, RESUME_REFUSED, SUBPROTOCOL, Refused
 from agentgym.service.protocol.sandbox_frames import SERVED
 from agentgym.service.server.events import Unauthorized
-from agentgym.service.server.handshake import check_handshake, from_elsewhere, hand_over
 from agentgym.service.server.http_connections import (
     VANISHED_SECONDS,
     HttpConnection,
     HttpConnections,
     TlsArrival,
     body_of,
+    check_handshake,
+    from_elsewhere,
+    hand_over,
     notice_vanished,
     refusal,
 )
@@ -144,13 +146,12 @@ class EnvServer:
             return refused
         try:
             connection = request.protocol
-            if request.can_read_body and not open_to_all:
+            reads = request.can_read_body and not open_to_all
+            if reads:
                 async with asyncio.timeout(self.settings.limits.message_seconds):
                     await body_of(request)
-                if isinstance(connection, HttpConnection):
-                    connection.body_came()
             if isinstance(connection, HttpConnection):
-                connection.began(bool(owner))
+                connection.began(bool(owner), after_body=reads)
             return await handler(request)
         except ConnectionError:
             if request.transport is not None and not request.transport.is_closing():

@@ -116,22 +116,21 @@ class Listing:
         async with self._asking:
             try:
                 async with asyncio.timeout(SECONDS):
-                    answer = await self._answer(question)
+                    reader, writer = await self._opened()
+                    writer.write(line_of(question).encode())
+                    await writer.drain()
+                    line = await reader.readline()
+                if not line:
+                    raise ConnectionError("the process that reads tasks died")
             except BaseException:
                 self.close()
                 raise
+        answer = json.loads(line)
         if "error" in answer:
             raise LookupError(answer["error"])
         return answer["result"]
 
-    async def rest(self) -> None:
-        """End the process until the next question, to free its memory."""
-        async with self._asking:
-            if self._streams is not None:
-                self._streams[1].close()  # the process waits for a question, and ends
-                self._streams = None
-
-    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is not None and self._streams[0].at_eof():  # it has died since, with the zygote maybe
             self.close()
         if self._streams is None:
@@ -139,14 +138,14 @@ class Listing:
             with theirs:
                 self._streams = await asyncio.open_connection(sock=ours, limit=_LIMIT)
                 self._key = self._forks.fork("tasks", {}, [theirs.detach()])
-        reader, writer = self._streams
-        writer.write(line_of(question).encode())
-        await writer.drain()
-        line = await reader.readline()
-        if not line:
-            raise ConnectionError("the process that reads tasks died")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return self._streams
+
+    async def rest(self) -> None:
+        """End the process until the next question, to free its memory."""
+        async with self._asking:
+            if self._streams is not None:
+                self._streams[1].close()  # the process waits for a question, and ends
+                self._streams = None
 
     def close(self) -> None:
         if self._streams is not None:

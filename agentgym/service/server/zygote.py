@@ -1,8 +1,7 @@
 """The process that forks workers. It has imported the environments, so workers start fast and share memory.
 
-The server sends orders over a SOCK_SEQPACKET socket, with descriptors for the new process. Answers are {"forked":
-key, "pid": n} with a descriptor of the process, and {"died": key, "status": n, "oom": bool}. The supervisor ends the
-zygote and all its children.
+The server's orders come over a SOCK_SEQPACKET socket, with descriptors for the new process. The answers are {"forked":
+key, "pid": n} with a descriptor of the process, and {"died": key, "status": n, "oom": bool}.
 """
 
 import contextlib

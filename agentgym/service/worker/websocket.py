@@ -44,7 +44,6 @@ class Frames:
     buffer: bytearray = field(default_factory=bytearray)
     _opcode: int = 0
     _parts: bytearray = field(default_factory=bytearray)  # no list: a million fragments may have a byte each, or none
-    _size: int = 0
 
     def take(self, data: bytes) -> tuple[int, bytes] | None:
         """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer."""
@@ -73,10 +72,9 @@ class Frames:
                     return opcode, payload
                 self._opcode = opcode
             self._parts += payload
-            self._size += len(payload)
             if fin:
                 whole = self._opcode, bytes(self._parts)
-                self._opcode, self._size = 0, 0
+                self._opcode = 0
                 self._parts.clear()
                 return whole
         return None
@@ -98,7 +96,7 @@ class Frames:
             if len(buffer) < start:
                 return None
             size = int.from_bytes(buffer[2:start], "big")
-        if opcode < CLOSE and self._size + size > self.limit:
+        if opcode < CLOSE and len(self._parts) + size > self.limit:
             raise Refused(TOO_LARGE, f"a message has at most {self.limit:,} bytes", fatal=True)
         mask = start
         start += 4 * self.masked
