@@ -40,7 +40,7 @@ class EnvWorker:
     """An actor: a server of the run's environment, on the node where Ray put it."""
 
     def __init__(self) -> None:
-        self._front: EnvServer | None = None
+        self._server: EnvServer | None = None
 
     def where(self) -> str:
         import ray
@@ -55,8 +55,8 @@ class EnvWorker:
         bounds = Bounds(open_files=raise_open_files(most))
         host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
         more = {"max_sessions": most, "tokens": {"trainer": token}, "limits": limits, "bounds": bounds}
-        self._front = await serve(ServeSettings(envs={NAME: spec}, host=host, port=0, **more))  # type: ignore[arg-type]
-        return self._front.url
+        self._server = await serve(ServeSettings(envs={NAME: spec}, host=host, port=0, **more))  # type: ignore[arg-type]
+        return self._server.url
 
     async def wait(self) -> None:
         """Never return: a caller that waits learns when this process ends."""

@@ -12,6 +12,7 @@ from agentgym.core.registration import EnvSpec, UnknownEnvError
 
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 REMOTE_ENV = "agentgym.service.client.remote_env:remote_env"  # makes environments that are served
+REMOTE_TASKS = "agentgym.service.client.remote_env:remote_tasks"
 SCHEMES = ("http://", "https://")
 _ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
@@ -123,13 +124,8 @@ def spec_of(url: str) -> EnvSpec:
     except ValueError as error:
         raise UnknownEnvError(str(error)) from error
     urls = ",".join(f"{server}/{address.env}" for server in address.servers)
-    return EnvSpec(
-        id=urls,
-        entry_point=REMOTE_ENV,
-        kwargs={"url": urls},
-        description=f"{address.env}, served",
-        task_source="agentgym.service.client.remote_env:remote_tasks",
-    )
+    told = f"{address.env}, served"
+    return EnvSpec(id=urls, entry_point=REMOTE_ENV, kwargs={"url": urls}, description=told, task_source=REMOTE_TASKS)
 
 
 def server_of(url: str) -> Address:
@@ -157,9 +153,8 @@ def _parsed(url: str) -> tuple[str, str]:
         raise ValueError(f"bad URL {url!r}: write {parts.scheme}://HOST:PORT/ENV, and nothing after it")
     env = unquote(parts.path).strip("/")
     if not env:
-        raise ValueError(
-            f"{url!r} names no environment: write {url.rstrip('/')}/ENV; {url.rstrip('/')}/envs lists them"
-        )
+        bare = url.rstrip("/")
+        raise ValueError(f"{url!r} names no environment: write {bare}/ENV; {bare}/envs lists them")
     if not _ID.fullmatch(env):
         raise ValueError(f"bad URL {url!r}: {env!r} is no environment's id")
     shown = f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Load balancing over several servers: the one with the most room is next; a failed one is tried again later.
+"""Opens sessions on the server with the most room; a failed one is tried again later.
 
 Servers report their load (`/ready`); in between, sessions that this process opened and closed are counted. If a URL's
 name has several addresses (a Kubernetes headless service), each is a server in the pool, so that a dropped connection
@@ -6,18 +6,30 @@ is reopened at the server that has the session. A name with one address, a load 
 """
 
 import asyncio
+import functools
 import ipaddress
+import json
 import logging
 import math
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
-from agentgym.service.client.sharing import shared
+from agentgym.service.client.address import Address, Unavailable
+from agentgym.service.client.connection import NotOpened, get, in_background, shared
+from agentgym.service.client.session_client import RemoteSession
+
+PATIENCE_SECONDS = 60.0
+ASK_SECONDS = 2.0
+# A server that says no for good is tried again now and then: it may be restarted with another token file.
+LASTING_REST = 30.0
+# One that says that it failed is tried so often: more of the same would be waited for in vain.
+BROKEN_TRIES = 3
 
 FIND_SECONDS = 5.0  # servers come and go
 FRESH_SECONDS = 2.0
@@ -65,16 +77,8 @@ class Pool:
     def __init__(self, urls: Iterable[str]):
         self.urls = tuple(urls)
         self.servers = [Server(url) for url in self.urls]
-        self._found_at = -math.inf
+        self.find_at = -math.inf
         self._lock = threading.RLock()
-
-    def to_find(self, seconds: float) -> bool:
-        """True if the names are due for a look-up; marks them as looked up."""
-        with self._lock:
-            if self._found_at + seconds > time.monotonic():
-                return False
-            self._found_at = time.monotonic()
-            return True
 
     def found(self, url: str, servers: Sequence[Server]) -> None:
         """Set the servers of a URL. Servers that were known keep their state."""
@@ -98,10 +102,19 @@ class Pool:
             server.own -= 1
 
     def well(self, server: Server) -> None:
-        """The server opened a session."""
         with self._lock:
             self._is_back(server)
             server.failures, server.broken, server.why = 0, 0, ""
+
+    def refused(self, server: Server, failure: NotOpened) -> bool:
+        """The server gave no session; returns whether it is in vain to try again."""
+        if failure.wait is not None:
+            self.full(server, str(failure), failure.wait)
+        elif failure.lasting:
+            self.full(server, str(failure), LASTING_REST)
+        else:
+            self.failed(server, str(failure), failure.broken)
+        return failure.lasting or (failure.broken and server.broken >= BROKEN_TRIES)
 
     def failed(self, server: Server, why: str, broken: bool = False) -> None:
         """The server failed: let it rest, longer each time. The first failure is logged."""
@@ -126,7 +139,6 @@ class Pool:
             server.rests_until = time.monotonic() + min(max(seconds, 0.05), LONGEST_REST) * _dice.uniform(1.0, 1.25)
 
     def move(self, url: str, to: str) -> None:
-        """Replace a server that moved to another address."""
         with self._lock:
             self.servers = [Server(to) if server.url == url else server for server in self.servers]
 
@@ -146,9 +158,9 @@ class Pool:
         """The servers whose load is not known freshly; marks them as asked. Empty if there is only one server."""
         with self._lock:
             now = time.monotonic()
-            old = (
-                [s for s in self.servers if s.asked + FRESH_SECONDS <= now and s.awake] if len(self.servers) > 1 else []
-            )
+            if len(self.servers) == 1:
+                return []
+            old = [server for server in self.servers if server.asked + FRESH_SECONDS <= now and server.awake]
             for server in old:
                 server.asked = now
             return old
@@ -163,11 +175,6 @@ class Pool:
             without = (server.sessions - 1) / (server.room or NO_ROOM_TOLD)
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
 
-    def has_others(self, servers: Sequence[Server]) -> bool:
-        """True if another server than these may be tried now."""
-        with self._lock:
-            return any(s.awake for s in self.servers if s not in servers)
-
     def wait(self) -> float:
         """Seconds until a server may be tried again."""
         with self._lock:
@@ -175,9 +182,8 @@ class Pool:
 
     def reasons(self) -> str:
         with self._lock:
-            return (
-                "; ".join(f"{server.url}: {server.why}" for server in self.servers if server.why) or "no reason known"
-            )
+            known = [f"{server.url}: {server.why}" for server in self.servers if server.why]
+            return "; ".join(known) or "no reason known"
 
 
 _pools: dict[tuple[str, ...], Pool] = {}
@@ -185,7 +191,6 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(servers: tuple[str, ...]) -> Pool:
-    """The pool of these servers in this process."""
     with _pools_lock:
         return _pools.setdefault(servers, Pool(servers))
 
@@ -194,9 +199,11 @@ async def find_servers(pool: Pool) -> None:
     """Look up the names in a pool if they are due. Concurrent callers share the look-up."""
 
     async def find() -> None:
-        for url in pool.urls if pool.to_find(FIND_SECONDS) else ():
-            if (found := await _behind(url)) is not None:
-                pool.found(url, found)
+        if pool.find_at <= time.monotonic():
+            pool.find_at = time.monotonic() + FIND_SECONDS
+            for url in pool.urls:
+                if (found := await _behind(url)) is not None:
+                    pool.found(url, found)
 
     await shared(("servers", pool.urls), find)
 
@@ -224,3 +231,66 @@ async def _behind(url: str) -> list[Server] | None:
         return [Server(url)]
     shown = [f"[{host}]" if ":" in host else host for host in sorted(hosts)]
     return [Server(f"{parts.scheme}://{host}:{port}", service=url) for host in shown]
+
+
+async def open_session(address: Address, patience: float, expects: Mapping[str, Any]) -> tuple[RemoteSession, Server]:
+    """A new session on the server with the most room, to which it is given back when it is abandoned."""
+    pool = pool_of(address.servers)
+    until = asyncio.get_running_loop().time() + patience
+    hopeless: set[str] = set()
+    while True:
+        await find_servers(pool)
+        await shared(("loads", address.servers), lambda: _ask_loads(address, pool))
+        if (server := pool.take()) is not None:
+            opened = None
+            try:
+                opened = await RemoteSession.open(replace(address, service=server.service), server.url, expects)
+                opened.give_back = functools.partial(pool.leave, server)
+                pool.well(server)
+                return opened, server
+            except NotOpened as failure:
+                if pool.refused(server, failure):
+                    hopeless.add(server.url)
+            finally:
+                if opened is None:
+                    pool.leave(server)
+        if hopeless.issuperset(known.url for known in pool.servers):
+            raise Unavailable(f"{address.env}: no server gives a session: {pool.reasons()}")
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise Unavailable(f"{address.env}: no server had a session within {patience:g} s: {pool.reasons()}")
+        await asyncio.sleep(min(left, pool.wait() + _dice.uniform(0.0, 0.02)))
+
+
+def look_around(address: Address) -> None:
+    """Look up the servers and their load in the background, unless they are known freshly."""
+    pool = pool_of(address.servers)
+    in_background(find_servers(pool))
+    in_background(_ask_loads(address, pool))
+
+
+async def _ask_loads(address: Address, pool: Pool) -> None:
+    """Ask the servers whose load is not known freshly. A hanging one answers late: if there is another, none waits."""
+    servers = pool.to_ask()
+    doubtful = [server for server in servers if server.doubtful]
+    if doubtful and any(server.awake for server in pool.servers if server not in doubtful):
+        for server in doubtful:
+            in_background(_ask_load(address, pool, server))
+        servers = [server for server in servers if not server.doubtful]
+    await asyncio.gather(*(_ask_load(address, pool, server) for server in servers))
+
+
+async def _ask_load(address: Address, pool: Pool, server: Server) -> None:
+    from aiohttp import ClientError
+
+    try:
+        status, body = await get(replace(address, service=server.service), server.url, "/ready", ASK_SECONDS)
+        record = json.loads(body)
+        sessions, room = record.get("sessions"), record.get("max_sessions")
+        if status == 503:
+            pool.full(server, "it is draining" if record.get("draining") else "it is not ready", ASK_SECONDS)
+    except (OSError, ClientError, ValueError, AttributeError) as error:  # TimeoutError is an OSError
+        pool.failed(server, f"/ready: {error or type(error).__name__}")
+        return
+    if type(sessions) is int and sessions >= 0:
+        pool.told(server, sessions, room if type(room) is int and room > 0 else None)

@@ -86,7 +86,6 @@ class BlockingWebSocket:
         self._send(encoded(TEXT, text.encode(), masked=True), until)
 
     def receive(self, until: float) -> str:
-        """The next message."""
         while True:
             message = self._frames.next()
             if message is None:

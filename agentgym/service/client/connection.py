@@ -1,4 +1,4 @@
-"""One connection to a session: handshake, hello and close."""
+"""One connection to a session: handshake, hello and close; and what the work of one event loop shares."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import json
 import math
 import socket
-import ssl
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 LARGEST_ANSWER = 64 << 20
+_ABSENT = "there is no such argument"
+_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks only weakly
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]
+_shared = weakref.WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -46,8 +50,6 @@ class NotOpened(Exception):
 
 @dataclass
 class Hello:
-    """The first message of a server."""
-
     session: str
     resume: str
     env: dict[str, Any]
@@ -82,17 +84,15 @@ class Hello:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """Connect to a session and read its hello."""
     import aiohttp
 
     headers = address.headers()
     if resume is not None:
         headers[frames.RESUME_HEADER] = resume
-    tls = address.tls()
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            ws = await open_websocket(f"{server}{address.path}/session", headers, tls, address.server_hostname)
+            ws = await open_websocket(address, f"{server}{address.path}/session", headers)
             message = await ws.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
@@ -130,15 +130,16 @@ async def get(
 
 
 async def open_websocket(
-    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, name: str | None = None, **options: Any
+    address: Address, url: str, headers: Mapping[str, str], **options: Any
 ) -> aiohttp.ClientWebSocketResponse:
-    """A WebSocket of this event loop's HTTP session. `name` is in the certificate. Raises aiohttp's errors."""
+    """A WebSocket of this event loop's HTTP session. Raises aiohttp's errors."""
     import aiohttp
 
     http = await endpoints.session()
     timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)  # type: ignore[call-arg]
-    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, "server_hostname": name, **options}
-    ws = await http.ws_connect(url, headers=headers, ssl=tls or True, **settings)
+    tls = {"ssl": address.tls() or True, "server_hostname": address.server_hostname}
+    settings = {"max_msg_size": LARGEST_ANSWER, "timeout": timeout, **tls, **options}
+    ws = await http.ws_connect(url, headers=headers, **settings)
     if (connection := ws.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):
             keep_alive(connection)
@@ -146,26 +147,27 @@ async def open_websocket(
 
 
 def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: str | None) -> NotOpened:
-    if error.status in (429, 503):
+    status = error.status
+    if status in (429, 503):
         wait = endpoints.retry_after(error.headers.get("Retry-After") if error.headers else None)
-        what = "this token has all the sessions that it may have" if error.status == 429 else "it is full or draining"
-        return NotOpened(f"{what} ({error.status})", wait=1.0 if wait is None else wait)
-    if error.status in (401, 403):
+        what = "this token has all the sessions that it may have" if status == 429 else "it is full or draining"
+        return NotOpened(f"{what} ({status})", wait=1.0 if wait is None else wait)
+    why = f"it answered {status} {error.message}"
+    if status in (502, 504):
+        return NotOpened(why)
+    if status >= 500:
+        return NotOpened(f"{why}: its log says why", broken=True)
+    if status in (401, 403):
         what = "the resume token or the bearer token" if resume else "the bearer token"
-        return NotOpened(f"it refuses {what} ({error.status}): set AGENTGYM_TOKEN or token_file=", lasting=True)
-    if resume is not None and error.status < 500:
-        return NotOpened(f"it does not have the session any more ({error.status})", lasting=True)
-    if error.status == 404:
-        return NotOpened(f"it serves no environment {address.env!r} (404): GET /envs lists them", lasting=True)
-    answered = f"it answered {error.status} {error.message}"
-    if error.status in (502, 504):
-        return NotOpened(answered)
-    broken = error.status >= 500
-    return NotOpened(f"{answered}{': its log says why' * broken}", lasting=not broken, broken=broken)
+        why = f"it refuses {what} ({status}): set AGENTGYM_TOKEN or token_file="
+    elif resume is not None:
+        why = f"it does not have the session any more ({status})"
+    elif status == 404:
+        why = f"it serves no environment {address.env!r} (404): GET /envs lists them"
+    return NotOpened(why, lasting=True)
 
 
 async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
-    """Send a close frame: the session ends and is not resumed."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
         await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
 
@@ -188,9 +190,6 @@ def said(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-_ABSENT = "there is no such argument"
-
-
 def difference(expects: Mapping[str, Any], made_with: Any) -> str:
     """The difference between the arguments `expects` and those of a server, in words; "" if they agree."""
     there = made_with if isinstance(made_with, dict) else {}
@@ -201,3 +200,18 @@ def difference(expects: Mapping[str, Any], made_with: Any) -> str:
             hint = "serve it with that, or expect what it has"
             return f"{name}={value!r} is expected, and the server makes it with {what}: {hint}"
     return ""
+
+
+def in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
+
+
+async def shared(key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """The result of `work()`. Callers with the same key share it while it runs."""
+    running = _shared.setdefault(asyncio.get_running_loop(), {})
+    if key not in running or running[key].done():
+        running[key] = in_background(work())
+    return await asyncio.shield(running[key])  # a caller that is cancelled leaves it to the others

@@ -1,17 +1,18 @@
 """Asks servers over HTTP about environments and tasks. Blocking, as task sets are."""
 
+import contextlib
 import functools
 import http.client
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import Task
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.usage_error import instead
 from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
@@ -21,6 +22,7 @@ SECONDS = 10.0
 LARGEST = 64 << 20
 RECORD_SECONDS = 60.0
 PAGE, PAGES = 100, 500
+_JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 _records: dict[Address, tuple[float, dict[str, Any]]] = {}
 _asking: dict[Address, threading.Lock] = {}
@@ -42,13 +44,12 @@ def record_of(address: Address) -> dict[str, Any]:
             if not record:
                 raise
             # An environment may well be made while its servers are away: its first episode waits for them.
-        else:
-            if address.env not in known:
-                hint = instead(address.env, known)
-                raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
-            record = known[address.env]
-        _records[address] = time.monotonic(), record
-        return record
+            known = {address.env: record}
+        if address.env not in known:
+            hint = instead(address.env, known)
+            raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
+        _records[address] = time.monotonic(), known[address.env]
+        return known[address.env]
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
@@ -58,18 +59,18 @@ def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
     return {name: value for name, value in told.items() if isinstance(value, dict)}
 
 
+def _record_for(spec: EnvSpec) -> dict[str, Any]:
+    if spec.entry_point != REMOTE_ENV:
+        return {}
+    return record_of(parse(spec.kwargs["url"], spec.kwargs.get("token_file"), spec.kwargs.get("ca_file")))
+
+
 def held(spec: EnvSpec) -> EnvSpec:
     """The spec of an environment that must stay as its servers make it now; a local one's is unchanged."""
     kwargs = _record_for(spec).get("kwargs")
     if not isinstance(kwargs, dict):
         return spec
     return replace(spec, kwargs={**spec.kwargs, "expects": {**kwargs, **(spec.kwargs.get("expects") or {})}})
-
-
-def _record_for(spec: EnvSpec) -> dict[str, Any]:
-    if spec.entry_point != REMOTE_ENV:
-        return {}
-    return record_of(parse(spec.kwargs["url"], spec.kwargs.get("token_file"), spec.kwargs.get("ca_file")))
 
 
 def records_at(address: Address) -> dict[str, dict[str, Any]]:
@@ -81,38 +82,39 @@ def records_at(address: Address) -> dict[str, dict[str, Any]]:
         raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
 
 
-class Pages:
+def tasks_at(address: Address, split: str) -> TaskSet:
+    """The tasks of a split of the environment at an address. Raises ValueError or `Unavailable`."""
+    pages = _Pages(address, split)
+    told = pages.page(0)
+    where = ", ".join(address.servers) + (f": {told['source']}" if told.get("source") else "")
+    return TaskSet(pages, name=str(told.get("name") or f"{address.env}/{split}"), source=where, size=pages.size)
+
+
+class _Pages:
     """Tasks of a split by position, read from the servers in pages. Picklable, without the pages."""
 
     def __init__(self, address: Address, split: str):
         self._address, self._split = address, split
-        self._start()
-        _, page = self._page(0)
-        self.name = str(page.get("name") or f"{address.env}/{split}")
-        self.source = str(page.get("source") or "")
-        self.size = page["size"]
+        self.size = self.page(0)["size"]
 
-    def _start(self) -> None:
-        self._page = functools.lru_cache(PAGES)(self._read)
+    @functools.cached_property
+    def page(self) -> Callable[[int], dict[str, Any]]:
+        return functools.lru_cache(PAGES)(self._read)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_page"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start()
+        return {name: value for name, value in vars(self).items() if name != "page"}
 
     def __call__(self, position: int) -> Task:
         """The task at a position, which may be negative. Raises IndexError or `Unavailable`."""
         if not -self.size <= position < self.size:
-            raise IndexError(f"{self.name} has {self.size} tasks, and none at {position}")
+            raise IndexError(f"{self._split} has {self.size} tasks, and none at {position}")
         number, index = divmod(position % self.size, PAGE)
-        tasks, _ = self._page(number)
+        tasks: list[Task] = self.page(number)["tasks"]
         if index >= len(tasks):
             raise Unavailable(f"{self._address}: the tasks of {self._split!r} have changed since they were counted")
         return tasks[index]
 
-    def _read(self, number: int) -> tuple[list[Task], dict[str, Any]]:
+    def _read(self, number: int) -> dict[str, Any]:
         start = number * PAGE
         query = {"split": self._split, "start": start, "stop": start + PAGE}
         answer = ask(self._address, f"{self._address.path}/tasks", query)
@@ -124,7 +126,7 @@ class Pages:
         except (KeyError, TypeError, ValueError) as error:
             where = f"{self._address}: GET {self._address.path}/tasks"
             raise Unavailable(f"{where} gives no page of tasks: {error}") from error
-        return tasks, answer
+        return {**answer, "tasks": tasks}
 
 
 def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:
@@ -138,7 +140,7 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
         except NotFound as error:
             missing = str(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reasons[server] = _why(error)
+            reasons[server] = why_not(error)
     if missing:
         raise NotFound(missing)
     why = "; ".join(f"{server}: {reason}" for server, reason in reasons.items())
@@ -146,44 +148,52 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
 
 
 def _get(address: Address, server: str, target: str) -> Any:
+    status, body = fetch(address, server, target, address.headers())
+    if status == 200:
+        return json.loads(body)
+    said = said_in(body) or body[:200].decode("utf-8", "replace").strip()
+    if status == 404:
+        raise NotFound(f"{server}: {said}")
+    hint = ": set AGENTGYM_TOKEN or token_file= to a token of its file" if status in (401, 403) else ""
+    raise OSError(f"{status} {said}{hint}")
+
+
+def fetch(
+    address: Address,
+    server: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    seconds: float = SECONDS,
+) -> tuple[int, bytes]:
+    """Status and body of a GET, or with a body of a POST. Raises OSError, `http.client.HTTPException` or ValueError.
+
+    `seconds` limit each wait; three times as many the whole answer.
+    """
     parts = urlsplit(server)
     if parts.hostname is None:
         raise ValueError(f"{server} names no host")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=SECONDS, context=address.tls())
-    try:
-        connection.request("GET", target, headers={"Accept": "application/json", **address.headers()})
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=address.tls())
+    with contextlib.closing(connection):
+        connection.request("GET" if body is None else "POST", parts.path + target, body, {**_JSON, **headers})
         answer = connection.getresponse()
-        body = _body(answer)
-    finally:
-        connection.close()
-    if answer.status == 200:
-        return json.loads(body)
-    said = said_in(body) or body[:200].decode("utf-8", "replace").strip()
-    if answer.status == 404:
-        raise NotFound(f"{server}: {said}")
-    hint = ": set AGENTGYM_TOKEN or token_file= to a token of its file" if answer.status in (401, 403) else ""
-    raise OSError(f"{answer.status} {said}{hint}")
+        until = time.monotonic() + 3 * seconds
+        received = bytearray()
+        while part := answer.read1(1 << 20):
+            received += part
+            if len(received) > LARGEST:
+                raise ValueError(f"it sends more than {LARGEST >> 20} MiB")
+            if time.monotonic() > until:
+                raise TimeoutError(f"its answer was not whole after {3 * seconds:g} s")
+        if answer.length:
+            raise ValueError(f"its answer lacks {answer.length} bytes")
+    return answer.status, bytes(received)
 
 
-def _body(answer: http.client.HTTPResponse) -> bytes:
-    """Read a body within limits of size and time."""
-    until = time.monotonic() + 3 * SECONDS
-    parts, size = [], 0
-    while part := answer.read1(1 << 20):
-        parts.append(part)
-        size += len(part)
-        if size > LARGEST:
-            raise ValueError(f"it sends more than {LARGEST >> 20} MiB")
-        if time.monotonic() > until:
-            raise TimeoutError(f"its answer was not whole after {3 * SECONDS:g} s")
-    if answer.length:
-        raise ValueError(f"its answer lacks {answer.length} bytes")
-    return b"".join(parts)
-
-
-def _why(error: Exception) -> str:
+def why_not(error: Exception) -> str:
+    """Why a server did not answer, and what to do."""
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said and "mismatch" not in said:
         return f"{said}: a certificate of your own needs ca_file="

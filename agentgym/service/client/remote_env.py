@@ -1,8 +1,4 @@
-"""`RemoteEnv`: an environment that another machine serves, used like a local one.
-
-`agentgym.make("http://host:8000/gsm8k")` makes one. Its methods are `async def`; `agentgym.core.env.Blocking` makes
-them plain. No session is opened before an episode begins.
-"""
+"""`RemoteEnv`: an environment that another machine serves, used like a local one; `agentgym.make(URL)` makes it."""
 
 import random
 import weakref
@@ -15,9 +11,9 @@ from agentgym.core.agent_failure import SESSION_LOST, STEP_TIMEOUT, AgentFailure
 from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Observation, assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.service.client import acquire_session, lookup
+from agentgym.service.client import lookup
 from agentgym.service.client.address import Address, RemoteError, SessionLost, parse
-from agentgym.service.client.balance import Pool, Server, pool_of
+from agentgym.service.client.balance import PATIENCE_SECONDS, Server, look_around, open_session, pool_of
 from agentgym.service.client.connection import difference
 from agentgym.service.client.session_client import RemoteSession, Request
 from agentgym.service.protocol import frames
@@ -34,25 +30,12 @@ class RemoteEnv(AsyncEnv):
     One session serves many episodes; at the beginning of one it may move to a server with more room. A lost session
     raises `SessionLost` and costs its episode; the next `init` or `reset` opens another. If the environment runs the
     agent's programs, a step that took too long, ran out of memory or killed its process is an `AgentFailure` instead.
-
-    Args:
-        url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
-        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
-        ca_file: certificates to trust beside the system's, for https.
-        patience: seconds to wait for a session while all servers are full or away.
-        expects: arguments that the servers must have made the environment with.
-
-    Raises:
-        ValueError: a bad URL, or the servers do not serve this environment as expected.
-        Unavailable: no server answers, or they refuse the token.
     """
 
     def __init__(
         self,
-        url: str | Sequence[str],
-        token_file: str | None = None,
-        ca_file: str | None = None,
-        patience: float = acquire_session.PATIENCE_SECONDS,
+        address: Address,
+        patience: float = PATIENCE_SECONDS,
         expects: Mapping[str, Any] | None = None,
         tasks: TaskSet | None = None,
         render_mode: str | None = None,
@@ -60,9 +43,11 @@ class RemoteEnv(AsyncEnv):
         super().__init__(tasks, render_mode=render_mode)
         if not patience > 0:
             raise ValueError(f"patience must be positive, not {patience!r}")
-        self.address = parse(url, token_file, ca_file)
+        self.address = address
         self.patience = patience
-        self._lease: _Lease | None = None
+        self._session: RemoteSession | None = None
+        self._server: Server | None = None
+        self._abandon: weakref.finalize[Any, RemoteEnv] | None = None
         self._methods: tuple[str, ...] = ()
         self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
@@ -80,13 +65,12 @@ class RemoteEnv(AsyncEnv):
     @property
     def session(self) -> RemoteSession | None:
         """The current session; None before the first episode and after a lost one."""
-        return self._lease.session if self._lease is not None and not self._lease.session.lost else None
+        return self._session if self._session is not None and not self._session.lost else None
 
     @property
     def tasks(self) -> TaskSet:
-        """The served environment's training tasks, unless others were given."""
         if self._tasks is None:
-            self._tasks = _tasks_at(self.address, "train")
+            self._tasks = lookup.tasks_at(self.address, "train")
         return self._tasks
 
     async def init(self, task: Task) -> None:  # type: ignore[override]
@@ -109,7 +93,7 @@ class RemoteEnv(AsyncEnv):
             rebind=self.task if bound else None,
             may_move=seed is not None and not bound,
         )
-        observation, info = self._read(result, lambda: _reset_of(result))
+        observation, info = self._read(result, lambda: _checked(result["observation"], result["info"]))
         if task is not None:
             self.task, self._drawn = task, False
         elif not bound:
@@ -134,25 +118,19 @@ class RemoteEnv(AsyncEnv):
     async def steps(self, actions: Sequence[Action]) -> list[Step]:
         """Several steps in one message, for actions known in advance, up to the end of the episode."""
         said = [action if isinstance(action, str) else assistant(action) for action in actions]
-        session = self._open()
-        try:
-            results = await session.calls([("step", {"action": action}) for action in said])
-        except SessionLost:
-            self._leave()
-            raise
+        results = await self._calls([("step", {"action": action}) for action in said])
         steps: list[Step] = self._read(results, lambda: [_step_of(result) for result in results])
         self.turn += len(steps)
         self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
         return steps
 
     async def close(self) -> None:  # type: ignore[override]
-        self.running = False
-        lease, self._lease = self._lease, None
-        if lease is not None and not lease.session.lost:
-            try:
-                await lease.session.close()
-            finally:
-                lease.give_back("it was closed")
+        session = self.session
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            self._leave()
 
     def hung_by_agent(self) -> bool:
         try:
@@ -161,18 +139,21 @@ class RemoteEnv(AsyncEnv):
             return False
 
     async def _expert_action(self) -> Action:
-        result = await self._call("expert_action")
+        [result] = await self._calls([("expert_action", {})])
         return self._read(result, lambda: result["action"])
 
     async def _random_action(self, rng: random.Random) -> Action:
-        result = await self._call("random_action", rng=frames.rng_to_json(rng))
+        [result] = await self._calls([("random_action", {"rng": frames.rng_to_json(rng)})])
         moved = self._read(result, lambda: frames.rng_of_json(result["rng"]))
         rng.setstate(moved.getstate())
         return self._read(result, lambda: result["action"])
 
-    async def _call(self, name: str, **fields: Any) -> Any:
+    async def _calls(self, requests: list[Request]) -> list[Any]:
+        session = self.session
+        if session is None:
+            raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
         try:
-            return await self._open().call(name, **fields)
+            return await session.calls(requests)
         except SessionLost:
             self._leave()
             raise
@@ -180,23 +161,24 @@ class RemoteEnv(AsyncEnv):
     async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
         """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
         pool = pool_of(self.address.servers)
-        if self._lease is not None and may_move:
-            acquire_session.look_around(self.address)
-            if pool.better_than(self._lease.server):
+        if self._server is not None and may_move:
+            look_around(self.address)
+            if pool.better_than(self._server):
                 self._leave()
         for move in range(MOVES + 1):
             fresh = self.session is None
             if fresh:
                 self._leave()
-                taken = await acquire_session.open_session(self.address, self.patience, self.expects)
-                self._lease = _Lease(*taken, pool)
-                self._learn(self._lease.session.hello.env)
+                self._session, self._server = await open_session(self.address, self.patience, self.expects)
+                # Also if the environment is never closed.
+                self._abandon = weakref.finalize(self, self._session.abandon, "it was left")
+                self._abandon.atexit = False
+                self._learn(self._session.hello.env)
             first = [("init", {"task": rebind.to_json()})] if fresh and rebind is not None else []
             try:
-                results = await self._open().calls([*first, *requests])
+                results = await self._calls([*first, *requests])
                 break
             except SessionLost as lost:
-                self._leave()
                 # A session that had ended between two episodes, or whose server is leaving, costs no episode.
                 away = lost.code == frames.DRAINING or (not fresh and lost.code in ("", frames.IDLE))
                 if not away or move == MOVES:
@@ -206,12 +188,6 @@ class RemoteEnv(AsyncEnv):
                 raise self._nonsense(result)
             self._learn(result)
         return results
-
-    def _open(self) -> RemoteSession:
-        session = self.session
-        if session is None:
-            raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
-        return session
 
     def _learn(self, record: Mapping[str, Any]) -> None:
         if isinstance(record.get("tools"), list):
@@ -226,59 +202,52 @@ class RemoteEnv(AsyncEnv):
             self._methods = tuple(name for name in frames.METHODS if name in record["methods"])
 
     def _read(self, result: Any, reader: Callable[[], Any]) -> Any:
-        """Read a result; a malformed one ends the session."""
         try:
             return reader()
         except (KeyError, TypeError, ValueError, AttributeError, frames.Refused):
             raise self._nonsense(result) from None
 
     def _nonsense(self, result: Any) -> RemoteError:
-        where = f"{self.address.env} at {self._lease.server.url}" if self._lease is not None else str(self.address)
+        where = f"{self.address.env} at {self._server.url}" if self._server is not None else str(self.address)
         self._leave()
         return SessionLost(f"{where}: the session is lost: the server answered with an invalid result: {result!r:.200}")
 
     def _leave(self) -> None:
-        lease, self._lease = self._lease, None
         self.running = False
-        if lease is not None:
-            lease.give_back("it was left")
+        self._session = self._server = None
+        if self._abandon is not None:
+            self._abandon()
 
 
 def remote_env(
     url: str | Sequence[str],
     token_file: str | None = None,
     ca_file: str | None = None,
-    patience: float = acquire_session.PATIENCE_SECONDS,
+    patience: float = PATIENCE_SECONDS,
     expects: Mapping[str, Any] | None = None,
     tasks: TaskSet | None = None,
     render_mode: str | None = None,
     **made_with: Any,
 ) -> RemoteEnv:
-    """A `RemoteEnv` that must be made with some arguments, given as to a local environment. They go into `expects`."""
-    return RemoteEnv(url, token_file, ca_file, patience, {**(expects or {}), **made_with}, tasks, render_mode)
+    """A `RemoteEnv`.
+
+    Args:
+        url: `http://HOST:PORT/ENV`, several joined by commas, or a list; all must make the same environment.
+        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, if it is set.
+        ca_file: certificates to trust beside the system's, for https.
+        patience: seconds to wait for a session while all servers are full or away.
+        expects: arguments that the servers must have made the environment with.
+        made_with: more of them, given as to a local environment.
+
+    Raises:
+        ValueError: a bad URL, or the servers do not serve this environment as expected.
+        Unavailable: no server answers, or they refuse the token.
+    """
+    address = parse(url, token_file, ca_file)
+    return RemoteEnv(address, patience, {**(expects or {}), **made_with}, tasks, render_mode)
 
 
-class _Lease:
-    """A session and its slot on a server, given back once, also if the environment is never closed."""
-
-    def __init__(self, session: RemoteSession, server: Server, pool: Pool):
-        self.session = session
-        self.server = server
-        self._finalize = weakref.finalize(self, _give_back, session, server, pool)
-        self._finalize.atexit = False
-
-    def give_back(self, why: str) -> None:
-        self.session.abandon(why)
-        self._finalize()
-
-
-def _give_back(session: RemoteSession, server: Server, pool: Pool) -> None:
-    session.abandon("its environment is gone")
-    pool.leave(server)
-
-
-def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
-    observation, info = result["observation"], result["info"]
+def _checked(observation: Any, info: Any) -> tuple[Observation, dict[str, Any]]:
     if not isinstance(observation, list) or not isinstance(info, dict):
         raise TypeError
     return observation, info
@@ -286,8 +255,9 @@ def _reset_of(result: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
 
 def _step_of(result: Any) -> Step:
     observation, reward, terminated, truncated, info = result
-    if not isinstance(observation, list) or not isinstance(info, dict) or isinstance(reward, str | list | dict):
+    if isinstance(reward, str | list | dict):
         raise TypeError
+    observation, info = _checked(observation, info)
     return observation, reward, bool(terminated), bool(truncated), info
 
 
@@ -295,10 +265,4 @@ def remote_tasks(
     split: str = "train", url: str | Sequence[str] = "", token_file: str | None = None, ca_file: str | None = None
 ) -> TaskSet:
     """The tasks of a split of a served environment, read in pages. Raises ValueError or `Unavailable`."""
-    return _tasks_at(parse(url, token_file, ca_file), split)
-
-
-def _tasks_at(address: Address, split: str) -> TaskSet:
-    pages = lookup.Pages(address, split)
-    where = f"{', '.join(address.servers)}: {pages.source}" if pages.source else ", ".join(address.servers)
-    return TaskSet(pages, name=pages.name, source=where, size=pages.size)
+    return lookup.tasks_at(parse(url, token_file, ca_file), split)

@@ -1,15 +1,11 @@
-"""The client's side of a session: calls in order, over as many connections as needed.
-
-A dropped connection is reopened with the resume token of the last hello, and unanswered requests are sent again with
-their ids: the server runs no request twice.
-"""
+"""The client's side of a session: calls in order, over as many connections as needed; no request is run twice."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +20,11 @@ from agentgym.service.client.connection import (
     connect,
     cut,
     get,
+    in_background,
     is_gone,
     said,
+    shared,
 )
-from agentgym.service.client.sharing import in_background, shared
 from agentgym.service.protocol import frames
 
 if TYPE_CHECKING:
@@ -45,6 +42,7 @@ FRUITLESS = 8
 _dice = random.Random()  # the global one is the episodes'
 
 Request = tuple[str, Mapping[str, Any]]
+_Pending = dict[int, tuple[str, str]]  # call and text of each request that is not answered yet, by its id
 
 
 class _Dropped(Exception):
@@ -53,7 +51,7 @@ class _Dropped(Exception):
 
 @dataclass
 class RemoteSession:
-    """An open session. One call at a time."""
+    """An open session. One call at a time. `give_back` is called once, when it is abandoned."""
 
     address: Address
     server: str
@@ -63,6 +61,7 @@ class RemoteSession:
     loop: asyncio.AbstractEventLoop
     lost: str = ""
     reconnects: int = 0
+    give_back: Callable[[], None] | None = None
     _last: int = field(default=0, repr=False)
     _in_use: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -78,32 +77,27 @@ class RemoteSession:
         ws, hello = await connect(address, server, None, expects)
         return cls(address, server, expects, hello, ws, asyncio.get_running_loop())
 
-    async def call(self, name: str, **fields: Any) -> Any:
-        """The result of one call."""
-        return (await self.calls([(name, fields)]))[0]
-
     async def calls(self, requests: Sequence[Request]) -> list[Any]:
-        """The results of several calls, sent in one message and run one after another. Raises as `call`."""
         if self.lost:
             raise SessionLost(self.lost)
-        batch = {
-            self._last + number: {"id": self._last + number, "call": name, **fields}
-            for number, (name, fields) in enumerate(requests, 1)
+        ids = range(self._last + 1, self._last + 1 + len(requests))
+        pending: _Pending = {
+            id: (call, frames.text_of_json({"id": id, "call": call, **fields}))
+            for id, (call, fields) in zip(ids, requests, strict=True)
         }
-        texts = {id: frames.text_of_json(request) for id, request in batch.items()}
-        self._check_size(batch, texts)
-        self._last += len(batch)
+        self._check_size(pending)
+        self._last += len(pending)
         answers: dict[int, Any] = {}
         if self.loop is not asyncio.get_running_loop():
             self._in_use = asyncio.Lock()  # the other's holder waits in a loop that has ended
         try:
             async with self._in_use:
-                await self._answered(batch, texts, answers)
+                await self._answered(pending, answers)
         except BaseException:
             # Cancelled, or lost: it is unknown which requests have run, so the session is useless.
             self.abandon("a call was given up before its answer came")
             raise
-        return [self._result(answers[id]) for id in batch]
+        return [self._result(answers[id]) for id in ids]
 
     async def close(self) -> None:
         """End the session in good order: the environment is closed when this returns, and its slot free soon after."""
@@ -111,7 +105,7 @@ class RemoteSession:
             return
         try:
             async with asyncio.timeout(self.hello.limits.close_seconds + CLOSE_SECONDS):
-                await self.call("close")
+                await self.calls([("close", {})])
         except TimeoutError:
             raise RemoteError(f"{self._who()}: close took longer than {self.hello.limits.close_seconds:g} s") from None
         finally:
@@ -121,6 +115,9 @@ class RemoteSession:
         """Give the session up without waiting."""
         self.lost = self.lost or f"{self._who()}: the session has ended: {why}"
         ws, self.ws = self.ws, None
+        give_back, self.give_back = self.give_back, None
+        if give_back is not None:
+            give_back()
         self._look_no_more()
         if ws is None:
             return
@@ -132,15 +129,14 @@ class RemoteSession:
             pass
         cut(ws)
 
-    async def _answered(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
-        """Send unanswered requests and take the answers, over new connections if one drops."""
+    async def _answered(self, pending: _Pending, answers: dict[int, Any]) -> None:
         fruitless = 0
-        while len(answers) < len(batch):
-            before = len(answers)
+        while pending:
+            before = len(pending)
             try:
                 if self.ws is None or self.loop is not asyncio.get_running_loop():
                     await self._come_back()
-                await self._exchange(batch, texts, answers)
+                await self._exchange(pending, answers)
             except _Dropped as drop:
                 if self.ws is not None:
                     cut(self.ws)
@@ -149,28 +145,23 @@ class RemoteSession:
                     raise self._end(
                         f"the server hangs: it answers neither the call nor GET /health within {SILENT_SECONDS:g} s"
                     ) from drop
-                fruitless = 0 if len(answers) > before else fruitless + 1
+                fruitless = 0 if len(pending) < before else fruitless + 1
                 if fruitless > FRUITLESS:
                     raise self._end(f"its connection dropped {fruitless} times without an answer ({drop})") from drop
 
-    async def _exchange(self, batch: Mapping[int, Any], texts: Mapping[int, str], answers: dict[int, Any]) -> None:
+    async def _exchange(self, pending: _Pending, answers: dict[int, Any]) -> None:
         from aiohttp import ClientError
 
         ws = self.ws
         if ws is None:
             raise _Dropped("no connection")
-        waiting = [id for id in batch if id not in answers]
-        text = texts[waiting[0]] if len(waiting) == 1 else f"[{','.join(texts[id] for id in waiting)}]"
+        calls, texts = zip(*pending.values(), strict=True)
         try:
-            async with asyncio.timeout(self._patience([batch[id]["call"] for id in waiting])):
-                try:
-                    await ws.send_str(text)
-                except (OSError, ClientError):
-                    # It may have said why it closed before: that is still to be read.
-                    while True:
-                        self._take(await self._receive(ws), batch, answers)
-                while len(answers) < len(batch):
-                    self._take(await self._receive(ws), batch, answers)
+            async with asyncio.timeout(self._patience(calls)):
+                with contextlib.suppress(OSError, ClientError):  # why it closed before may still be there to be read
+                    await ws.send_str(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+                while pending:
+                    self._take(await self._receive(ws), pending, answers)
         except TimeoutError:
             raise _Dropped("the server is silent for longer than its own limits") from None
 
@@ -189,7 +180,7 @@ class RemoteSession:
             raise self._end(f"it sent more than {LARGEST_ANSWER >> 20} MiB in one answer")
         raise _Dropped(f"closed with {ws.close_code}" if ws.close_code else "the connection was reset")
 
-    def _take(self, text: str, batch: Mapping[int, Any], answers: dict[int, Any]) -> None:
+    def _take(self, text: str, pending: _Pending, answers: dict[int, Any]) -> None:
         try:
             value = frames.decoded(text)
         except (ValueError, RecursionError) as wrong:
@@ -201,7 +192,7 @@ class RemoteSession:
                 raise self._end(f"{error.get('code')}: {error.get('message')}", str(error.get("code")))
             if type(id) is not int or id > self._last or ("result" not in answer and not isinstance(error, dict)):
                 raise self._end(f"it sent an invalid answer: {text!r:.100}")
-            if id in batch and id not in answers:  # an older one was given up
+            if pending.pop(id, None):  # an older one was given up
                 answers[id] = answer
 
     def _result(self, answer: Mapping[str, Any]) -> Any:
@@ -219,9 +210,8 @@ class RemoteSession:
             self.ws = None
         loop = asyncio.get_running_loop()
         begun, patience = loop.time(), min(self.hello.limits.resume_seconds, RECONNECT_SECONDS)
-        tries = 0
+        pause = 0.1
         while True:
-            tries += 1
             try:
                 ws, hello = await connect(self.address, self.server, self.hello.resume, self.expects)
                 break
@@ -229,7 +219,8 @@ class RemoteSession:
                 most = min(patience, ABSENT_SECONDS) if refusal.absent else patience
                 if refusal.lasting or loop.time() >= begun + most:
                     raise self._end(f"its connection dropped and could not be opened again: {refusal}") from refusal
-            await asyncio.sleep(min(0.05 * 2**tries, 1.0) * _dice.uniform(0.5, 1.0))
+            await asyncio.sleep(pause * _dice.uniform(0.5, 1.0))
+            pause = min(2 * pause, 1.0)
         if hello.session != self.hello.session:
             self.ws, self.loop = ws, loop
             raise self._end("the server gave another session than the one that was asked for")
@@ -285,16 +276,18 @@ class RemoteSession:
         calls = sum(by_call.get(call, limits.step_seconds) for call in waiting)
         return calls + limits.message_seconds + CONNECT_SECONDS
 
-    def _check_size(self, batch: Mapping[int, Any], texts: Mapping[int, str]) -> None:
+    def _check_size(self, pending: _Pending) -> None:
         largest = self.hello.limits.message_bytes
-        letters = sum(map(len, texts.values())) + 2 * len(texts)
-        if 4 * letters <= largest or (size := sum(len(t.encode()) for t in texts.values()) + 2 * len(texts)) <= largest:
+        texts = [text for _, text in pending.values()]
+        if 4 * sum(map(len, texts)) + 2 * len(texts) <= largest:  # however they are encoded
             return
-        call = next(iter(batch.values()))["call"]
-        raise RemoteError(
-            f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let it"
-            " take more"
-        )
+        size = sum(len(text.encode()) + 2 for text in texts)
+        if size > largest:
+            call, _ = next(iter(pending.values()))
+            raise RemoteError(
+                f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let"
+                " it take more"
+            )
 
     def _who(self) -> str:
         return f"{self.address.env} at {self.server}"

@@ -1,29 +1,33 @@
-"""Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`.
-
-One environment is one WebSocket and one session: if the connection drops, the episode is lost, and the next reset
-begins another.
-"""
+"""Environments behind OpenEnv's wire protocol (0.2 or later): `agentgym.make("openenv:http://host:8000")`."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+
+import aiohttp
 
 from agentgym.core.env import AsyncEnv, Step
 from agentgym.core.messages import Action, Message, Observation, assistant, text_of, tool_result, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.client.address import Address, Full, RemoteEnvError, SessionLost, Unavailable
-from agentgym.service.openenv.connection import Connection, Rejected, checked_url, get_json, given_token
+from agentgym.service.client.connection import cut, get, open_websocket
+from agentgym.service.client.lookup import fetch, why_not
 from agentgym.service.openenv.forms import Form, Json, Unreadable, form_of, metadata_of, shown, shown_result
 
 MOST_TURNS = 100
+MOST_BYTES = 100 << 20  # of one message, as OpenEnv's own client takes
+CONNECT_SECONDS = 10.0
+_UNKNOWN = Form("fields")  # before the server was asked
 _SEEDS = {"train": range(100_000), "test": range(1_000_000, 1_001_000)}
 
 
 class OpenEnvEnv(AsyncEnv):
-    """An environment on an OpenEnv server.
+    """An environment on an OpenEnv server. One environment is one session, lost with its connection.
 
     A server of agentgym's speaks in chat messages, which pass as they are. MCP tools of another server become tools
     here, and a reply that calls none ends the episode. An environment without tools takes its action as a JSON
@@ -75,7 +79,7 @@ class OpenEnvEnv(AsyncEnv):
         given_token(self._address)  # raises if its file cannot be read
         self._address.tls()
         self._connection: Connection | None = None
-        self._form: Form | None = None
+        self._form = _UNKNOWN
         self._description = ""
         self._offered: list[Json] = []
 
@@ -106,7 +110,6 @@ class OpenEnvEnv(AsyncEnv):
 
     @property
     def tools(self) -> list[dict[str, Any]]:  # type: ignore[override]  # elsewhere a class variable
-        """OpenAI schemas of the tools, once there was a reset."""
         return self._offered
 
     async def reset(  # type: ignore[override]
@@ -128,7 +131,7 @@ class OpenEnvEnv(AsyncEnv):
             raise RemoteEnvError(f"openenv:{self.url}: reset refused {data!r:.300}: {refused}") from None
         self.running = True
         metadata = metadata_of(answer)
-        form = self._known_form
+        form = self._form
         if form.kind == "chat":
             self._offered = metadata.pop("tools", [])
             return list(answer["observation"].get("messages", [])), dict(metadata.get("info") or {})
@@ -139,9 +142,9 @@ class OpenEnvEnv(AsyncEnv):
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         """Take the action of a reply; `info` is the server's metadata. Raises `SessionLost` or `RemoteEnvError`."""
-        self.read(action)
+        self.read(action)  # which checks that an episode runs
         message = assistant(action)
-        form = self._known_form
+        form = self._form
         if form.kind == "chat":
             sent = text_of(message) if message.keys() <= {"role", "content"} else message
             answer = await self._stepped({"message": sent})
@@ -149,22 +152,17 @@ class OpenEnvEnv(AsyncEnv):
             return self._ended(answer["observation"].get("messages", []), [answer], dict(metadata.get("info") or {}))
         if form.kind == "tools":
             return await self._call_tools(form, message)
-        return await self._act(form, message)
+        try:
+            answer = await self._stepped(_whole(form.action_of(message)))
+        except (Unreadable, Rejected) as error:
+            return self.outcome(_replied(message, f"Error: {error}"), invalid=True)
+        return self._ended(_replied(message, shown(answer.get("observation") or {})), [answer], metadata_of(answer))
 
     async def close(self) -> None:  # type: ignore[override]
         await super().close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-    # ---- kinds of action
-
-    async def _act(self, form: Form, message: Message) -> Step:
-        try:
-            answer = await self._stepped(_whole(form.action_of(message)))
-        except (Unreadable, Rejected) as error:
-            return self.outcome(_replied(message, f"Error: {error}"), invalid=True)
-        return self._ended(_replied(message, shown(answer.get("observation") or {})), [answer], metadata_of(answer))
 
     async def _call_tools(self, form: Form, message: Message) -> Step:
         calls = form.calls(message)
@@ -185,14 +183,9 @@ class OpenEnvEnv(AsyncEnv):
         return self._ended(_replied(message, *told), answers, info)
 
     async def _tool_called(self, form: Form, name: str, arguments: Json) -> tuple[str, Json]:
-        """A tool's result, and the answer of its step; {} if it was called without one."""
         if not form.by_step:
-            request = {
-                "jsonrpc": "2.0",
-                "id": 1,
-                "method": "tools/call",
-                "params": {"name": name, "arguments": _whole(arguments)},
-            }
+            params = {"name": name, "arguments": _whole(arguments)}
+            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
             response = await self._asked({"type": "mcp", "data": request})
             error = response.get("error")
             return (f"Error: {error.get('message')}" if error else shown_result(response.get("result"))), {}
@@ -208,18 +201,10 @@ class OpenEnvEnv(AsyncEnv):
     def _ended(self, messages: Observation, answers: list[Json], info: Json) -> Step:
         done = any(bool(answer.get("done")) for answer in answers)
         reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
-        cut = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
-        messages, reward, terminated, truncated, info = self.outcome(messages, reward, done and not cut, **info)
+        short = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
+        messages, reward, terminated, truncated, info = self.outcome(messages, reward, done and not short, **info)
         self.running = not (done or truncated)
-        return messages, reward, terminated, truncated or cut, info
-
-    # ---- the wire
-
-    @property
-    def _known_form(self) -> Form:
-        if self._form is None:
-            raise RuntimeError("OpenEnvEnv: no episode is running; call reset() before step()")
-        return self._form
+        return messages, reward, terminated, truncated or short, info
 
     async def _stepped(self, action: Json) -> Json:
         return await self._asked({"type": "step", "data": action})
@@ -227,10 +212,7 @@ class OpenEnvEnv(AsyncEnv):
     async def _asked(self, frame: Json) -> Json:
         connection = self._connection
         if connection is None:
-            self.running = False
-            raise SessionLost(
-                f"openenv:{self.url}: the session has ended, and the episode with it: reset begins another"
-            )
+            raise SessionLost(f"openenv:{self.url}: the session was closed")
         try:
             return await connection.ask(frame, self._timeout)
         except (Rejected, RemoteEnvError):
@@ -265,22 +247,164 @@ class OpenEnvEnv(AsyncEnv):
             if self._connection is not None:
                 await self._connection.drop()
             self._connection = await Connection.to(self._address)
-        if self._form is None:  # also where an earlier try got the connection and no schema
+        if self._form is _UNKNOWN:  # also where an earlier try got the connection and no schema
             schema = await self._connection.get("/schema")
             if not isinstance(schema, Mapping) or not isinstance(schema.get("action"), Mapping):
                 raise Unavailable(f"openenv:{self.url}: no OpenEnv server: GET {self.url}/schema tells no schemas")
             told = await self._connection.get("/metadata")
             self._description = str(told.get("description") or "") if isinstance(told, Mapping) else ""
-            self._form = form_of(schema["action"], await self._listed_tools(schema["action"]))
+            request = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": {}}
+            tools = None
+            with contextlib.suppress(Rejected, RemoteEnvError):  # a server that knows no such frame
+                tools = ((await self._asked({"type": "mcp", "data": request})).get("result") or {}).get("tools")
+            self._form = form_of(schema["action"], tools if isinstance(tools, list) else [])
 
-    async def _listed_tools(self, action: Mapping[str, Any]) -> list[Json]:
-        request = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": {}}
+
+class Rejected(Exception):
+    """The server refused a frame or an action; the session continues."""
+
+
+class Connection:
+    """One WebSocket to an OpenEnv server. Each frame is answered by one frame."""
+
+    def __init__(self, address: Address, ws: aiohttp.ClientWebSocketResponse):
+        self._address = address
+        [self._url] = address.servers
+        self._ws = ws
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def to(cls, address: Address) -> "Connection":
+        [url] = address.servers
+        headers = given_token(address)
         try:
-            response = await self._asked({"type": "mcp", "data": request})
-        except (Rejected, RemoteEnvError):  # a server that knows no such frame
-            return []
-        tools = (response.get("result") or {}).get("tools")
-        return list(tools) if isinstance(tools, list) else []
+            async with asyncio.timeout(CONNECT_SECONDS):
+                ws = await open_websocket(address, f"{url}/ws", headers, max_msg_size=MOST_BYTES, heartbeat=20.0)
+        except aiohttp.WSServerHandshakeError as error:
+            wants = error.status in (401, 403)
+            hint = "it wants a token, or another than this: token_file=" if wants else "is this an OpenEnv server?"
+            raise Unavailable(f"openenv:{url}: {url}/ws answers with status {error.status}; {hint}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            why = why_not(error) if str(error) else f"no answer within {CONNECT_SECONDS:g} s"
+            raise Unavailable(f"openenv:{url}: cannot be reached: {why}") from error
+        return cls(address, ws)
+
+    @property
+    def alive(self) -> bool:
+        """True if the connection is open and belongs to the running event loop."""
+        return not self._ws.closed and self._loop is asyncio.get_running_loop()
+
+    async def ask(self, frame: Json, timeout: float) -> Json:
+        """The data of the frame that answers.
+
+        Raises `Rejected`, `RemoteEnvError`, `Full` or `Unavailable` if the server has no session to give, `SessionLost`
+        if the connection is over or no answer came in time.
+        """
+        if self._loop is not asyncio.get_running_loop():
+            raise SessionLost(
+                f"openenv:{self._url}: the episode began in another event loop: begin another in this one"
+            )
+        try:
+            # A server that gives no session says so, and closes, before it is asked: its refusal is still to be read.
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await self._ws.send_str(json.dumps(frame))
+            message = await self._ws.receive(timeout)
+        except (ConnectionError, aiohttp.ClientError) as error:  # it closed while it was sent something
+            raise self._lost(frame, str(error)) from error
+        except TimeoutError:
+            late = f"no answer to {frame['type']} within {timeout:g} s; the episode is lost: reset begins another"
+            raise SessionLost(f"openenv:{self._url}: {late}, and timeout= allows more") from None
+        if message.type is aiohttp.WSMsgType.TEXT:
+            return self._data(message.data)
+        if message.type is aiohttp.WSMsgType.ERROR:
+            raise self._lost(frame, str(message.data))
+        raise self._lost(frame, f"closed by the server, code {message.data}" if message.data else "closed")
+
+    def _lost(self, frame: Json, why: str) -> SessionLost:
+        lost = f"the connection ended during {frame['type']} ({why}), and the episode with it: reset begins another"
+        return SessionLost(f"openenv:{self._url}: {lost}")
+
+    def _data(self, text: str) -> Json:
+        try:
+            answer = json.loads(text)
+            kind, data = answer["type"], answer["data"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise SessionLost(f"openenv:{self._url}: no OpenEnv frame: {text[:200]!r}") from error
+        if kind != "error":
+            return dict(data)
+        code, told = data.get("code"), str(data.get("message"))
+        if code == "VALIDATION_ERROR":
+            raise Rejected(_problems(data) or told)
+        if code in ("INVALID_JSON", "UNKNOWN_TYPE"):
+            raise Rejected(f"{told} ({code})")
+        if code == "EXECUTION_ERROR":
+            raise RemoteEnvError(f"openenv:{self._url}: the environment failed: {told}")
+        if code in ("CAPACITY_REACHED", "FACTORY_ERROR"):
+            raise (Full if code == "CAPACITY_REACHED" else Unavailable)(f"openenv:{self._url}: {told} ({code})")
+        raise SessionLost(f"openenv:{self._url}: {told} ({code}); the episode is lost: reset begins another")
+
+    async def get(self, path: str) -> Any:
+        """GET a path as JSON; None if there is no such route. Raises `Unavailable`."""
+        try:
+            headers = given_token(self._address)
+            status, body = await get(self._address, self._url, path, 30.0, headers=headers)
+            return json.loads(body) if status == 200 else None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"openenv:{self._url}: GET {path} failed: {error or 'no answer within 30 s'}") from error
+
+    async def close(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            await self.drop()
+            return
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._ws.send_str('{"type": "close"}')
+                await self._ws.close()
+
+    async def drop(self) -> None:
+        """Drop the connection in any state; one of another event loop is cut."""
+        cut(self._ws)
+        if self._loop is asyncio.get_running_loop() or self._loop.is_closed():
+            self._ws._response.close()  # or it would want its loop when it is forgotten
+
+
+def get_json(address: Address, path: str, body: Json | None = None) -> Any:
+    """GET, or with a body POST, a path as JSON, without an event loop; None if there is no such route."""
+    [url] = address.servers
+    sent = None if body is None else json.dumps(body).encode()
+    try:
+        status, answer = fetch(address, url, path, given_token(address), sent, seconds=30.0)
+        if status == 200:
+            return json.loads(answer)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(f"openenv:{url}: cannot be reached: {why_not(error)}") from error
+    if status in (401, 403):
+        raise Unavailable(f"openenv:{url}: it wants a token, or another than this: token_file=")
+    if status < 400 or status in (408, 429) or (status >= 500 and status != 501):
+        # It may well have such a thing: with other tasks instead, something else would be measured.
+        raise Unavailable(f"openenv:{url}: {path} answers with status {status}")
+    return None
+
+
+def given_token(address: Address) -> dict[str, str]:
+    """The headers of a request. Only a token that was given for this server goes there, not AGENTGYM_TOKEN."""
+    return address.headers() if address.token_file is not None else {}
+
+
+def checked_url(name: str) -> str:
+    """The URL of a server without a trailing slash. Raises ValueError."""
+    parts = urlsplit(name)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"bad address in 'openenv:{name}': write openenv:http://HOST:PORT")
+    if parts.username or parts.password:
+        raise ValueError(f"an address must not hold a secret: put the token of {parts.hostname} into token_file=")
+    return name.rstrip("/")
+
+
+def _problems(data: Mapping[str, Any]) -> str:
+    errors = data.get("errors")
+    found = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    return "; ".join(f"{'.'.join(map(str, error.get('loc', [])))}: {error.get('msg')}" for error in found)
 
 
 def _seed_task(seed: int) -> Task:

@@ -49,7 +49,12 @@ def export_openenv(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(Template(template.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
     if source is not None:
-        _copy(source, out)
+        if (out / source.name).exists():
+            raise ValueError(f"{source.name} would overwrite a file of the folder: rename the environment's module")
+        if source.is_dir():
+            shutil.copytree(source, out / source.name, ignore=_LEFT_OUT)
+        else:
+            shutil.copy2(source, out / source.name)
     for wheel in wheels:
         (out / "wheels").mkdir(exist_ok=True)
         shutil.copy2(wheel, out / "wheels")
@@ -59,16 +64,16 @@ def export_openenv(
 def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
     """The `pip install` requirements of an environment, and the file or folder of its code if no package has it."""
     record = spec.to_json()
-    version = __version__
     packages = [need.partition(":")[2] for need in spec.needs if not need.startswith("sandbox:")]
     prefix = spec.id.partition(":")[0]
     if prefix in adapters:
         packages.append(adapters[prefix].install)
     module = str(record["entry_point"]).partition(":")[0]
     top = module.partition(".")[0]
-    base = [OPENENV, f"{DISTRIBUTION}[envs]=={version}" if top == "agentgym_envs" else f"{DISTRIBUTION}=={version}"]
+    extra = "[envs]" if top == "agentgym_envs" else ""
+    base = [OPENENV, f"{DISTRIBUTION}{extra}=={__version__}"]
     if top in _OURS:
-        return [*base, *_once(packages)], None
+        return [*base, *dict.fromkeys(packages)], None
     spec.load()
     found = sys.modules[top]
     origin = Path(found.__file__ or next(iter(found.__path__)))
@@ -76,12 +81,11 @@ def requirements_of(spec: EnvSpec) -> tuple[list[str], Path | None]:
     for name in metadata.packages_distributions().get(top, []):
         dist = metadata.distribution(name)
         if _from_index(dist):
-            return [*base, f"{name}=={dist.version}", *_once(packages)], None
-        own = [
-            need for need in dist.requires or [] if "extra ==" not in need and not re.match(rf"{DISTRIBUTION}\b", need)
-        ]
-        return [*base, *_once([*own, *packages])], source
-    return [*base, *_once(packages)], source
+            return [*base, f"{name}=={dist.version}", *dict.fromkeys(packages)], None
+        needs = [need for need in dist.requires or [] if "extra ==" not in need]
+        own = [need for need in needs if not re.match(rf"{DISTRIBUTION}\b", need)]
+        return [*base, *dict.fromkeys([*own, *packages])], source
+    return [*base, *dict.fromkeys(packages)], source
 
 
 def lacks_agentgym(wheels: Sequence[Path]) -> bool:
@@ -96,10 +100,6 @@ def lacks_agentgym(wheels: Sequence[Path]) -> bool:
 
 def _from_index(dist: metadata.Distribution) -> bool:
     return dist.read_text("direct_url.json") is None
-
-
-def _once(packages: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(packages))
 
 
 def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) -> dict[str, str]:
@@ -125,12 +125,3 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
         "kwargs_literal": repr(json.dumps(kwargs)),
         "notes": notes,
     }
-
-
-def _copy(source: Path, out: Path) -> None:
-    if (out / source.name).exists():
-        raise ValueError(f"{source.name} would overwrite a file of the folder: rename the environment's module")
-    if source.is_dir():
-        shutil.copytree(source, out / source.name, ignore=_LEFT_OUT)
-    else:
-        shutil.copy2(source, out / source.name)

@@ -16,6 +16,9 @@ MOST_SHOWN = 50_000  # characters of one observation
 _DEPTH = 3  # of references within references that are looked up
 ACT = "act"  # the tool that takes an action, if the environment has no tools
 _UNSHOWN = ("metadata", "done", "reward")
+_PLAIN_RESULTS = ("data", "structured_content", "structuredContent")
+_LIMITS = {"minimum": "at least", "maximum": "at most"}
+_SOLE = "the {} itself and nothing else, or with a JSON object"
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -30,7 +33,8 @@ class Form:
     Attributes:
         kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields":
             it is a JSON object.
-        action: JSON schema of actions, without metadata.
+        action: JSON schema of actions.
+        tools: that a reply may call; for "fields" the one that takes an action.
         by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
     """
 
@@ -41,27 +45,27 @@ class Form:
 
     @property
     def schemas(self) -> list[Json]:
-        """OpenAI schemas of the tools; for "fields" the one that takes an action."""
-        return ToolSet(self._tools).schemas
+        return ToolSet(self.tools).schemas
 
     @property
     def told(self) -> str:
-        """Instructions for the agent on how to reply."""
         if self.kind == "tools":
             return "Call tools; a reply that calls none ends the episode."
+        needed, lines = self.action.get("required") or (), []
+        for name, schema in _properties(self.action).items():
+            limits = [f", {word} {schema[key]}" for key, word in _LIMITS.items() if key in schema]
+            optional = "" if name in needed else ", optional"
+            described = f": {schema['description']}" if schema.get("description") else ""
+            lines.append(f"- {name} ({_kind(schema)}{''.join(limits)}{optional}){described}")
         sole = sole_text(self.action)
-        fields = "\n".join(_field_line(name, schema, self.action) for name, schema in _properties(self.action).items())
-        if sole is not None:
-            return f"Answer with the {sole} itself and nothing else, or with a JSON object:\n{fields}"
-        return f"Answer with a JSON object and nothing else. Its fields:\n{fields}"
+        how = "a JSON object and nothing else. Its fields" if sole is None else _SOLE.format(sole)
+        return "\n".join([f"Answer with {how}:", *lines])
 
     def calls(self, message: Message) -> list[ToolCall] | str:
         """The tool calls of a reply, or the error in one."""
-        found = ToolSet(self._tools).calls_of(message)
-        if isinstance(found, str):
-            return found
-        names = [tool.name for tool in self._tools]
-        for call in found:
+        found = ToolSet(self.tools).calls_of(message)
+        names = [tool.name for tool in self.tools]
+        for call in found if isinstance(found, list) else []:
             if call.name not in names:
                 return f"there is no tool {call.name!r:.100}; the tools are: {', '.join(names)}"
         return found
@@ -84,13 +88,6 @@ class Form:
             return {sole: said}
         raise Unreadable(f"{said!r:.80} is no action. {self.told}")
 
-    @property
-    def _tools(self) -> tuple[Tool, ...]:
-        if self.kind != "fields":
-            return self.tools
-        parameters = {**self.action, "properties": _properties(self.action)}
-        return (_tool(ACT, "Take an action in the environment.", parameters),)
-
 
 def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Form:
     """The form of actions, from their JSON schema (`GET /schema`) and the tools that `tools/list` told."""
@@ -99,12 +96,14 @@ def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Fo
         return Form("chat", schema)
     fields = _properties(schema)
     if not tools:
-        return Form("fields", schema)
+        parameters = {**schema, "properties": fields}
+        return Form("fields", schema, (Tool(ACT, "Take an action in the environment.", parameters, _not_here),))
     made = tuple(
-        _tool(
+        Tool(
             str(tool["name"]),
             str(tool.get("description") or ""),
-            tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}},
+            dict(tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}),
+            _not_here,
         )
         for tool in tools
     )
@@ -116,28 +115,26 @@ def shown(observation: Mapping[str, Any]) -> str:
     parts = {
         key: value for key, value in observation.items() if key not in _UNSHOWN and value not in (None, "", [], {})
     }
-    if len(parts) == 1:
-        text = _text(next(iter(parts.values())))
-    else:
-        text = "\n".join(
-            f"{key}:\n{value}" if "\n" in (value := _text(item)) else f"{key}: {value}" for key, item in parts.items()
-        )
-    return shortened(text, MOST_SHOWN)
+    texts = {key: _text(value) for key, value in parts.items()}
+    if len(texts) == 1:
+        return shortened(next(iter(texts.values())), MOST_SHOWN)
+    lines = [f"{key}:\n{text}" if "\n" in text else f"{key}: {text}" for key, text in texts.items()]
+    return shortened("\n".join(lines), MOST_SHOWN)
 
 
 def shown_result(result: Any) -> str:
     """A tool's result as text, from FastMCP's form, MCP's content, or plain JSON."""
+    told = _text(result)
     if isinstance(result, Mapping):
         content = result.get("content")
+        plain = [result[key] for key in _PLAIN_RESULTS if result.get(key) is not None]
         if isinstance(content, list) and content:
-            texts = [_text(item.get("text", item)) if isinstance(item, Mapping) else _text(item) for item in content]
-            told = "\n".join(texts)
-            failed = (result.get("is_error") or result.get("isError")) and not told.startswith("Error: ")
-            return shortened(f"Error: {told}" if failed else told, MOST_SHOWN)
-        for key in ("data", "structured_content", "structuredContent"):
-            if result.get(key) is not None:
-                return shortened(_text(result[key]), MOST_SHOWN)
-    return shortened(_text(result), MOST_SHOWN)
+            told = "\n".join(_text(item.get("text", item) if isinstance(item, Mapping) else item) for item in content)
+            if (result.get("is_error") or result.get("isError")) and not told.startswith("Error: "):
+                told = f"Error: {told}"
+        elif plain:
+            told = _text(plain[0])
+    return shortened(told, MOST_SHOWN)
 
 
 def metadata_of(answer: Mapping[str, Any]) -> Json:
@@ -163,7 +160,6 @@ def _properties(action: Mapping[str, Any]) -> Json:
 
 
 def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = frozenset()) -> Any:
-    """A schema with its references resolved, except recursive and deeply nested ones."""
     if isinstance(schema, list):
         return [_resolved(part, action, within) for part in schema]
     if not isinstance(schema, Mapping):
@@ -180,15 +176,6 @@ def _resolved(schema: Any, action: Mapping[str, Any], within: frozenset[str] = f
     return {key: _resolved(value, action, within) for key, value in schema.items()}
 
 
-def _field_line(name: str, schema: Mapping[str, Any], action: Mapping[str, Any]) -> str:
-    optional = "" if name in (action.get("required") or ()) else ", optional"
-    limits = "".join(
-        f", {word} {schema[key]}" for key, word in (("minimum", "at least"), ("maximum", "at most")) if key in schema
-    )
-    described = f": {schema['description']}" if schema.get("description") else ""
-    return f"- {name} ({_kind(schema)}{limits}{optional}){described}"
-
-
 def _kind(schema: Mapping[str, Any]) -> str:
     options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if options:
@@ -203,10 +190,6 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return kind if within == "value" else f"{kind}, each {within}"
 
 
-def _tool(name: str, description: str, parameters: Any) -> Tool:
-    return Tool(name, description, dict(parameters), _not_here)
-
-
 def _not_here(**_: Any) -> Any:
     raise NotImplementedError("the tool runs in the environment's server")
 
@@ -219,7 +202,6 @@ def _said(text: str) -> str:
 
 
 def _object_in(said: str) -> Json | None:
-    """The JSON object in a text, or in its last fenced block."""
     for text in (said, *reversed(_FENCED.findall(said))):
         try:
             found = json.loads(text)

@@ -45,8 +45,7 @@ class OpenEnvHandler(ProtocolHandler):
         try:
             if (said := _plain_step(frame)) is not None:
                 return self._step_plainly(said)
-            answered = self._answered(frame)
-            return None if answered is None else _written(answered)
+            return self._answered(frame)
         except Invalid as error:
             self._count_error(BAD_REQUEST)
             try:
@@ -63,26 +62,27 @@ class OpenEnvHandler(ProtocolHandler):
         """The last message before the server closes: the next call of OpenEnv's client raises it."""
         return error_frame(_LAST_WORDS.get(code, "SESSION_ERROR"), f"{message} ({code})")
 
-    def _answered(self, frame: Any) -> Json | None:
+    def _answered(self, frame: Any) -> str | None:
         if not isinstance(frame, dict):
             raise Invalid("model_type", (), "Input should be a valid dictionary", frame)
         kind = frame.get("type", "")
         if not isinstance(kind, str) or kind not in _FRAMES:
             self._count_error(UNKNOWN_CALL)
-            return _error("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
+            return error_frame("UNKNOWN_TYPE", f"Unknown message type: {kind!s:.200}")
         if extra := frame.keys() - _FRAMES[kind]:
             raise Invalid("extra_forbidden", (min(extra),), "Extra inputs are not permitted", frame[min(extra)])
         if kind == "step":
-            return {"type": "observation", "data": self.play.step(_data(frame))}
+            return _written({"type": "observation", "data": self.play.step(_data(frame))})
         if kind == "reset":
             if self.draining:
                 self.ended = True
-                return _error("SESSION_ERROR", "the server is ending: open a session at another (DRAINING)")
-            return {"type": "observation", "data": self.play.reset(_data(frame) if "data" in frame else {})}
+                return error_frame("SESSION_ERROR", "the server is ending: open a session at another (DRAINING)")
+            data = self.play.reset(_data(frame) if "data" in frame else {})
+            return _written({"type": "observation", "data": data})
         if kind == "state":
-            return {"type": "state", "data": self.play.state()}
+            return _written({"type": "state", "data": self.play.state()})
         if kind == "mcp":
-            return {"type": "mcp", "data": self._rpc(_data(frame))}
+            return _written({"type": "mcp", "data": self.rpc(_data(frame))})
         self.ended = True
         return None
 
@@ -95,9 +95,8 @@ class OpenEnvHandler(ProtocolHandler):
         data = f'{{"observation": {observation}, "reward": {reward!r}, "done": {"true" if done else "false"}}}'
         return f'{{"type": "observation", "data": {data}}}'
 
-    def _rpc(self, request: Json) -> Json:
-        problem = problem_of_rpc(request)
-        if problem:
+    def rpc(self, request: Json) -> Json:
+        if problem := _problem_of_rpc(request):
             return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}")
         id, method, params = request.get("id"), request["method"], request.get("params") or {}
         if method == "tools/list":
@@ -129,12 +128,33 @@ class OpenEnvHandler(ProtocolHandler):
             return rpc_error(id, INTERNAL_ERROR, _said(error))
 
 
+class BareMcpHandler(OpenEnvHandler):
+    """Answers JSON-RPC requests that stand in no frame."""
+
+    def answer(self, text: str) -> str:
+        asked = rpc_of(text)
+        return _written(asked if "error" in asked else self.rpc(asked))
+
+    @staticmethod
+    def last_word(code: str, message: str) -> str:
+        return json.dumps(rpc_error(None, SERVER_ERROR, f"{message} ({code})"))
+
+
 def error_frame(code: str, message: str, **more: Any) -> str:
-    return json.dumps(_error(code, message, **more))
+    return json.dumps({"type": "error", "data": {"message": message, "code": code, **more}})
 
 
-def problem_of_rpc(request: Any) -> str | None:
-    """The error in a JSON-RPC request, or None."""
+def rpc_of(text: str | bytes) -> Json:
+    """The JSON-RPC request in a text, or an error response."""
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError):
+        return rpc_error(None, PARSE_ERROR, "Parse error")
+    problem = _problem_of_rpc(asked)
+    return rpc_error(None, INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
+
+
+def _problem_of_rpc(request: Any) -> str | None:
     if not isinstance(request, dict):
         return "a request is an object"
     if extra := request.keys() - _RPC_KEYS:
@@ -156,10 +176,6 @@ def rpc_result(id: Any, result: Any) -> Json:
 
 def rpc_error(id: Any, code: int, message: str, data: Any = None) -> Json:
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, "data": data}}
-
-
-def _error(code: str, message: str, **more: Any) -> Json:
-    return {"type": "error", "data": {"message": message, "code": code, **more}}
 
 
 def _plain_step(frame: Any) -> str | None:

@@ -1,34 +1,97 @@
-"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions that last over several requests.
+"""OpenEnv's JSON-RPC on our server: tools over HTTP, and sessions whose client is the server itself."""
 
-`POST /mcp` takes a session for one request, or for those from `openenv/session/create` to `openenv/session/close`,
-which `WS /ws?session_id=` may be attached to; on `WS /mcp` the connection is the session.
-"""
+from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import socket
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
 from agentgym.service.openenv import handler
-from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, problem_of_rpc, rpc_error, rpc_result
-from agentgym.service.protocol.frames import Refused
-from agentgym.service.server.bodies import body_of
-from agentgym.service.server.handshake import check_handshake
-from agentgym.service.server.local_session import Line
-from agentgym.service.server.session_server import SessionServer
+from agentgym.service.openenv.handler import OpenEnvHandler, error_frame, rpc_error, rpc_of, rpc_result
+from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, NORMAL_CLOSE, WORKER_DIED, Refused
+from agentgym.service.server.http_connections import body_of, check_handshake
+from agentgym.service.worker.websocket import CLOSE, TEXT, Frames, encoded
+
+if TYPE_CHECKING:
+    from agentgym.service.server.env_server import EnvServer
 
 Json = dict[str, Any]
-NAME = "openenv"
+NAME, BARE_NAME = "openenv", "openenv/mcp"
+REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
+_CHUNK = 1 << 16
+_LARGEST_ANSWER = 1 << 30
+
+
+class Line:
+    """The server as the client of a session. One message at a time; cancelling `ask` ends the session."""
+
+    def __init__(self, sock: socket.socket, session: str):
+        sock.setblocking(False)
+        self.session = session
+        self._socket = sock
+        self._frames = Frames(_LARGEST_ANSWER, masked=False)
+        self._asking = asyncio.Lock()
+        self.closed = False
+
+    async def ask(self, text: str) -> str:
+        """The answer to a message. Raises a fatal `Refused` if the session ends without one."""
+        async with self._asking:
+            if self.closed:
+                raise Refused(BAD_REQUEST, "the session has ended", fatal=True)
+            try:
+                # A session that has ended takes nothing more, but may have said why.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    frame = encoded(TEXT, text.encode(), masked=True)
+                    await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+                return await self._received()
+            except OSError as error:
+                self.close()
+                raise Refused(WORKER_DIED, f"the session has ended: {error}", fatal=True) from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
+
+    async def _received(self) -> str:
+        while (message := self._frames.next()) is None or message[0] != TEXT:
+            data = b""
+            if message is None:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)
+                self._frames.buffer += data
+            if not data and (message is None or message[0] == CLOSE):
+                self.close()
+                raise Refused(WORKER_DIED, "the session has ended without an answer", fatal=True)
+        return message[1].decode()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):  # it is over already
+            self._socket.send(encoded(CLOSE, NORMAL_CLOSE.to_bytes(2, "big"), masked=True))
+        self._socket.close()
+
+
+def open_line(server: EnvServer, request: web.Request, env: str) -> Line:
+    """A new session. Raises `Refused`."""
+    session = server.sessions.reserve(env, NAME, server.owner_of(request) or "")
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        server.sessions.release(session)
+        server.sessions.refused[CAPACITY] += 1
+        raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
+    server.sessions.begin(session, theirs.detach())
+    return Line(ours, session.id)
 
 
 @dataclass
 class _Shared:
-    """A session that was made over HTTP."""
-
     line: Line
     owner: str | None
     attached: bool = False
@@ -38,7 +101,7 @@ class _Shared:
 class McpRoutes:
     """The JSON-RPC of one environment, and its sessions that were made over HTTP."""
 
-    def __init__(self, server: SessionServer, env: str):
+    def __init__(self, server: EnvServer, env: str):
         self._server = server
         self._env = env
         self._shared: dict[str, _Shared] = {}
@@ -50,11 +113,19 @@ class McpRoutes:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET" and check_handshake(request) is None:
-            return await self._socket(request)
+            try:
+                return await self._server.open_session(request, self._env, BARE_NAME)
+            except Refused as refused:
+                return await told(request, json.dumps(self._refused(None, refused)))
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST"])
-        asked = _rpc_of(await body_of(request))
-        return web.json_response(asked if "error" in asked else await self._rpc(request, asked))
+        asked = rpc_of(await body_of(request))
+        if "error" not in asked:
+            try:
+                asked = await self._rpc(request, asked)
+            except Refused as refused:
+                asked = self._refused(asked.get("id"), refused)
+        return web.json_response(asked)
 
     async def _rpc(self, request: web.Request, asked: Json) -> Json:
         id, params = asked.get("id"), asked.get("params") or {}
@@ -62,7 +133,8 @@ class McpRoutes:
             return self._create(request, id)
         session_id = params.get("session_id")
         if session_id is None and asked["method"] != "openenv/session/close":
-            return await self._asked_once(request, asked)
+            with contextlib.closing(open_line(self._server, request, self._env)) as line:
+                return await _through(line, asked)
         if not isinstance(session_id, str) or not session_id:
             return rpc_error(id, handler.INVALID_PARAMS, "Invalid params - 'session_id' is required, a text")
         shared = self._shared_of(request, session_id)
@@ -78,14 +150,11 @@ class McpRoutes:
         return shared if shared and not shared.line.closed and shared.owner == self._server.owner_of(request) else None
 
     def _create(self, request: web.Request, id: Any) -> Json:
-        for ended in [name for name, shared in self._shared.items() if shared.line.over]:
+        still_open = self._server.sessions.open
+        for ended in [name for name, shared in self._shared.items() if shared.line.session not in still_open]:
             self._shared.pop(ended).line.close()
         session_id = str(uuid.uuid4())
-        try:
-            line = self._server.open_line(request, self._env, NAME)
-        except Refused as refused:
-            return self._refused(id, refused)
-        self._shared[session_id] = _Shared(line, self._server.owner_of(request))
+        self._shared[session_id] = _Shared(open_line(self._server, request, self._env), self._server.owner_of(request))
         return rpc_result(id, {"session_id": session_id})
 
     def _end(self, id: Any, session_id: str, shared: _Shared) -> Json:
@@ -96,48 +165,22 @@ class McpRoutes:
         shared.line.close()
         return rpc_result(id, {"session_id": session_id, "closed": True})
 
-    async def _asked_once(self, request: web.Request, asked: Json) -> Json:
-        try:
-            with once(self._server, request, self._env) as line:
-                return await _through(line, asked)
-        except Refused as refused:
-            return self._refused(asked.get("id"), refused)
-
     def _refused(self, id: Any, refused: Refused) -> Json:
         return rpc_error(id, handler.SERVER_ERROR, str(refused), counts(self._server))
 
-    async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = await self._opened(request)
-        try:
-            with once(self._server, request, self._env) as line, contextlib.suppress(ConnectionError, TimeoutError):
-                async for message in socket:
-                    if message.type is WSMsgType.TEXT:
-                        asked = _rpc_of(message.data)
-                        await socket.send_json(asked if "error" in asked else await _through(line, asked))
-        except Refused as refused:
-            await socket.send_json(self._refused(None, refused))
-        await socket.close()
-        return socket
-
-    async def _opened(self, request: web.Request) -> web.WebSocketResponse:
+    async def attached(self, request: web.Request) -> web.WebSocketResponse:
+        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
+        session_id = request.query["session_id"]
+        shared = self._shared_of(request, session_id)
+        if shared is None or shared.attached:
+            problem = "is not known here" if shared is None else "already has an attached WebSocket"
+            return await told(request, error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
         limits = self._server.settings.limits
         # Without compression, which would inflate a message before its size is looked at.
         socket = web.WebSocketResponse(
             compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
         )
         await socket.prepare(request)
-        return socket
-
-    async def attached(self, request: web.Request) -> web.WebSocketResponse:
-        """Attach a WebSocket to a session that was made over HTTP. The session outlives it."""
-        socket = await self._opened(request)
-        session_id = request.query["session_id"]
-        shared = self._shared_of(request, session_id)
-        if shared is None or shared.attached:
-            problem = "is not known here" if shared is None else "already has an attached WebSocket"
-            await socket.send_str(error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
-            await socket.close()
-            return socket
         shared.attached = True
         try:
             with contextlib.suppress(ConnectionError, TimeoutError):  # the client left or was idle for too long
@@ -151,17 +194,16 @@ class McpRoutes:
         return socket
 
 
-@contextlib.contextmanager
-def once(server: SessionServer, request: web.Request, env: str) -> Iterator[Line]:
-    """A session for one request. Raises `Refused`."""
-    line = server.open_line(request, env, NAME)
-    try:
-        yield line
-    finally:
-        line.close()
+async def told(request: web.Request, text: str) -> web.WebSocketResponse:
+    """A WebSocket that only tells this: OpenEnv's clients read a message, and of an HTTP status they report only that."""
+    socket = web.WebSocketResponse(compress=False, max_msg_size=REFUSED_BYTES)
+    await socket.prepare(request)
+    await socket.send_str(text)
+    await socket.close()
+    return socket
 
 
-def counts(server: SessionServer) -> Json:
+def counts(server: EnvServer) -> Json:
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 
@@ -180,16 +222,6 @@ async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
         await socket.send_str(answer)
         if line.closed:
             return
-
-
-def _rpc_of(text: str | bytes) -> Json:
-    """The JSON-RPC request in a text, or an error response."""
-    try:
-        asked = json.loads(text)
-    except (ValueError, RecursionError):
-        return rpc_error(None, handler.PARSE_ERROR, "Parse error")
-    problem = problem_of_rpc(asked)
-    return rpc_error(None, handler.INVALID_REQUEST, f"Invalid request: {problem}") if problem else dict(asked)
 
 
 async def _through(line: Line, asked: Json) -> Json:

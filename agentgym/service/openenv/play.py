@@ -1,8 +1,6 @@
 """An environment in OpenEnv's terms: actions and observations as JSON objects, one episode after another.
 
-An action is {"message": text or assistant message}, {"type": "call_tool", "tool_name", "arguments"} or {"type":
-"list_tools"}. Its answer is {"observation", "reward": number or null, "done", "metadata"}; the observation holds the
-new chat messages, and for a tool call its result as well.
+docs/service_protocol.md has their form.
 """
 
 from __future__ import annotations
@@ -39,31 +37,13 @@ class Invalid(ValueError):
         self.errors = [{"type": kind, "loc": list(loc), "msg": message, "input": given}]
 
 
-class Caller:
-    """Runs calls in the calling thread; `async def` ones in one event loop."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-
-    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        return self._runner.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-    def close(self) -> None:
-        self._runner.close()
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
-
-
 class Play:
-    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread."""
+    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread or by `call`."""
 
     def __init__(self, env: Env, call: Callable[..., Any] | None = None):
         self.env = env
-        self._caller = Caller()
-        self._call = call or self._caller.call
+        self._runner = asyncio.Runner()  # of `async def` methods
+        self._call = call or self._call_here
         self._sets: dict[str, TaskSet] = {}
         self._random = random.Random()
         self._episode_id: str | None = None
@@ -104,7 +84,12 @@ class Play:
             return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
         if kind == "call_tool":
             return self._step_tool(action["tool_name"], action.get("arguments") or {})
-        messages, reward, done, metadata = self.stepped(_message(action["message"]))
+        reply = action["message"]
+        try:
+            reply = reply if isinstance(reply, str) else assistant(reply)
+        except (TypeError, ValueError) as error:
+            raise Invalid("value_error", ("message",), str(error), reply) from error
+        messages, reward, done, metadata = self.stepped(reply)
         return answer_of({"messages": messages}, reward, done, metadata)
 
     def stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
@@ -130,7 +115,7 @@ class Play:
 
     def tools(self, schema_key: str) -> list[Json]:
         """The environment's tools, their schemas under MCP's or OpenEnv's key."""
-        functions = (tool["function"] for tool in self.env.get_wrapper_attr("tools"))
+        functions = [tool["function"] for tool in self.env.get_wrapper_attr("tools")]
         return [
             {
                 "name": function["name"],
@@ -154,7 +139,14 @@ class Play:
         try:
             self._call("close", self.env.close)
         finally:
-            self._caller.close()
+            self._runner.close()
+
+    def _call_here(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def awaited(result: Any) -> Any:
+            return await result
+
+        result = function(*args, **kwargs)
+        return self._runner.run(awaited(result)) if inspect.isawaitable(result) else result
 
     def _step_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
         messages, reward, done, metadata = self._called(name, arguments)
@@ -250,15 +242,6 @@ def _kind(action: Mapping[str, Any]) -> str:
         if not isinstance(action.get(key, {}), dict):
             raise Invalid("dict_type", (key,), "Input should be a valid dictionary", action[key])
     return kind
-
-
-def _message(given: Any) -> Action:
-    if isinstance(given, str):
-        return given
-    try:
-        return assistant(given)
-    except (TypeError, ValueError) as error:
-        raise Invalid("value_error", ("message",), str(error), given) from error
 
 
 def _tool_result(text: str, meta: Json) -> Json:

@@ -1,32 +1,4 @@
-"""The protocol "agentgym/1": what client and server say to each other, in one place for both.
-
-Each WebSocket text message is one JSON value. The server begins every connection with a hello:
-
-    {"session": id, "resume": token, "protocol": 1, "last": id of the last request that was run, 0 for none,
-     "env": {"id", "description", "tags", "nondeterministic", "max_turns", "tools", "methods", "floor",
-     "runs_programs"}, "limits": {...}}
-
-A request is an object with an `id` that rises by one, from 1; several in a list are answered by a list:
-
-    {"id": 1, "call": "init", "task": Task.to_json()}        -> {}
-    {"id": 2, "call": "reset", "seed": 7, "options": null}   -> {"observation": [...], "info": {...}}
-    {"id": 3, "call": "step", "action": text or message}     -> [observation, reward, terminated, truncated, info]
-    {"id": 4, "call": "expert_action"}                       -> {"action": ...}
-    {"id": 5, "call": "random_action", "rng": state}         -> {"action": ..., "rng": state}
-    {"id": 6, "call": "tools"}                               -> {"tools": [...]}
-    {"id": 7, "call": "close"}                               -> {}, and the session ends
-
-`init` and `reset` add "tools" where they are not those told last, and `reset` adds "task" where it drew one itself.
-`options` may hold {"task": Task.to_json()}. `rng` is `random.Random().getstate()` as JSON. An answer is {"id": ...,
-"result": ...} or {"id": ..., "error": {"code", "message", "fatal"}}; an error of no request has "id": null. After a
-fatal error the server closes.
-
-The hello of a session that was come back to waits until the call that runs has ended.
-
-A request whose answer did not arrive is sent again, with its id, on a connection opened with the hello's resume
-token: what was run is answered from what is kept, and never run twice. A client that wants to come back drops the
-connection; a WebSocket close frame ends the session.
-"""
+"""The protocol "agentgym/1", in one place for both sides; docs/service_protocol.md tells its messages."""
 
 import json
 import random
@@ -45,16 +17,15 @@ KEPT_ANSWERS = 16
 METHODS = ("expert_action", "random_action")  # that an environment may have
 
 # Fields of requests, by call; besides id and call.
-CALLS: dict[str, frozenset[str]] = {
-    "init": frozenset({"task"}),
-    "reset": frozenset({"seed", "options"}),
-    "step": frozenset({"action"}),
-    "close": frozenset(),
-    "tools": frozenset(),
-    "expert_action": frozenset(),
-    "random_action": frozenset({"rng"}),
+CALLS: dict[str, set[str]] = {
+    "init": {"task"},
+    "reset": {"seed", "options"},
+    "step": {"action"},
+    "close": set(),
+    "tools": set(),
+    "expert_action": set(),
+    "random_action": {"rng"},
 }
-
 _FIELDS = {call: fields | {"id", "call"} for call, fields in CALLS.items()}
 
 BAD_FRAME = "BAD_FRAME"
@@ -151,11 +122,6 @@ def text_of_json(value: Any) -> str:
 
 def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> dict[str, Any]:
     return {"id": id, "error": {"code": code, "message": message, "fatal": fatal}}
-
-
-def last_word(code: str, message: str) -> str:
-    """The text of the last message before the server closes."""
-    return text_of_json(error_frame(code, message, fatal=True))
 
 
 def json_of_text(text: str) -> Any:

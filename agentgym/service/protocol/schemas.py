@@ -21,6 +21,10 @@ def _list(of: Json) -> Json:
     return {"type": "array", "items": of}
 
 
+def _tuple(*of: Json) -> Json:
+    return {"type": "array", "prefixItems": list(of), "minItems": len(of), "maxItems": len(of)}
+
+
 def _or_null(of: Json) -> Json:
     return {"anyOf": [of, {"type": "null"}]}
 
@@ -35,6 +39,7 @@ def _request(call: str, needed: Json | None = None, more: Json | None = None) ->
     return _object({"id": {"type": "integer", "minimum": 1}, "call": {"const": call}, **(needed or {})}, more)
 
 
+_FUNCTION = _object({"name": _TEXT}, {"description": _TEXT, "parameters": _ANY_OBJECT}, closed=False)
 _MESSAGES = _list(_ref("Message"))
 _OBSERVATION = {
     "anyOf": [_MESSAGES, {}],
@@ -51,18 +56,11 @@ _ERROR = _object({"code": {"enum": list(CODES)}, "message": _TEXT, "fatal": _BOO
 DEFS: Json = {
     "Message": {
         "description": "a chat message, in the OpenAI form",
-        "type": "object",
-        "required": ["role"],
-        "properties": {"role": _TEXT, "tool_calls": _list(_ANY_OBJECT)},
+        **_object({"role": _TEXT}, {"tool_calls": _list(_ANY_OBJECT)}, closed=False),
     },
     "Tool": {
         "description": "a tool, in the OpenAI form",
-        "type": "object",
-        "required": ["type", "function"],
-        "properties": {
-            "type": {"const": "function"},
-            "function": _object({"name": _TEXT}, {"description": _TEXT, "parameters": _ANY_OBJECT}, closed=False),
-        },
+        **_object({"type": {"const": "function"}, "function": _FUNCTION}, closed=False),
     },
     "Task": _object(
         {"id": _TEXT},
@@ -74,10 +72,7 @@ DEFS: Json = {
     },
     "Random": {
         "description": "random.Random().getstate() of Python, as JSON",
-        "type": "array",
-        "prefixItems": [{"const": 3}, _list(_WHOLE), _or_null(_NUMBER)],
-        "minItems": 3,
-        "maxItems": 3,
+        **_tuple({"const": 3}, _list(_WHOLE), _or_null(_NUMBER)),
     },
     "Hello": _object(
         {
@@ -113,10 +108,7 @@ DEFS: Json = {
             },
             {
                 "description": "of step: observation, reward, terminated, truncated, info",
-                "type": "array",
-                "prefixItems": [_OBSERVATION, _NUMBER, _BOOLEAN, _BOOLEAN, _ANY_OBJECT],
-                "minItems": 5,
-                "maxItems": 5,
+                **_tuple(_OBSERVATION, _NUMBER, _BOOLEAN, _BOOLEAN, _ANY_OBJECT),
             },
             {"description": "of expert_action and random_action", **_object({"action": {}}, {"rng": _ref("Random")})},
         ]
@@ -162,15 +154,10 @@ def protocol() -> Json:
 def of_env(about: Json) -> Json:
     """The schemas of one environment's actions and observations. `about` is its record in `GET /envs`."""
     calls = [_call(tool.get("function", {})) for tool in about.get("tools", ())]
-    message = {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"const": "assistant"},
-            "content": _or_null(_TEXT),
-            "tool_calls": _list({"anyOf": calls}) if calls else {"type": "array", "maxItems": 0},
-        },
-    }
+    tool_calls = _list({"anyOf": calls}) if calls else {"type": "array", "maxItems": 0}
+    message = _object(
+        {"role": {"const": "assistant"}}, {"content": _or_null(_TEXT), "tool_calls": tool_calls}, closed=False
+    )
     return {
         "$schema": DRAFT,
         "title": about["id"],
@@ -191,13 +178,5 @@ def _call(function: Json) -> Json:
         "contentMediaType": "application/json",
         "contentSchema": function.get("parameters", _ANY_OBJECT),
     }
-    called = {"name": {"const": function.get("name")}, "arguments": arguments}
-    return {
-        "type": "object",
-        "required": ["function"],
-        "properties": {
-            "id": _TEXT,
-            "type": {"const": "function"},
-            "function": {"type": "object", "required": ["name"], "properties": called},
-        },
-    }
+    called = _object({"name": {"const": function.get("name")}}, {"arguments": arguments}, closed=False)
+    return _object({"function": called}, {"id": _TEXT, "type": {"const": "function"}}, closed=False)

@@ -25,8 +25,7 @@ class Bounds:
     """Limits of a worker's process; 0: no limit.
 
     Attributes:
-        memory_bytes: above what it begins with. Without a control group: private memory alone, and of each process
-            alone.
+        memory_bytes: above what it begins with. Without a control group: private memory, of each process alone.
         open_files: at a time; 0: as many as the server.
         pids: processes and threads at a time, in a control group only.
     """
@@ -49,9 +48,7 @@ def keep_within(bounds: Bounds) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
         score.write(_OOM_SCORE)
     if bounds.open_files:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = bounds.open_files if hard == resource.RLIM_INFINITY else min(bounds.open_files, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _limit(resource.RLIMIT_NOFILE, bounds.open_files)
 
 
 def limit_memory(bounds: Bounds) -> None:
@@ -59,9 +56,12 @@ def limit_memory(bounds: Bounds) -> None:
     if bounds.memory_bytes:
         with open("/proc/self/statm") as pages:
             has = int(pages.read().split()[5]) * os.sysconf("SC_PAGESIZE")
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = has + bounds.memory_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        _limit(resource.RLIMIT_DATA, has + bounds.memory_bytes)
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def why_no_memory() -> str:
@@ -94,20 +94,19 @@ class Groups:
         self._leaving: list[Group] = []
         self.why_not = ""
         self._wanted = bool(bounds.memory_bytes or bounds.pids)
-        if self._wanted:
-            try:
-                first = self._made()
-            except OSError as error:
-                self.why_not, self._wanted = str(error), False
-            else:
-                _remove_empty(first)
+        try:
+            first = self.new()
+        except OSError as error:
+            self.why_not, self._wanted = str(error), False
+        else:
+            if first is not None:
+                _remove_left_beside(first)
                 cgroups.remove(first)
 
     def new(self) -> Group | None:
         """A new group for the next process; None: no group is needed. Raises OSError."""
-        return self._made() if self._wanted else None
-
-    def _made(self) -> Group:
+        if not self._wanted:
+            return None
         return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
 
     def keep(self, pid: int, group: Group | None) -> None:
@@ -146,9 +145,9 @@ def enter(group: Group) -> None:
         (folder / "cgroup.procs").write_text("0")
 
 
-def _remove_empty(beside: Group) -> None:
+def _remove_left_beside(own: Group) -> None:
     """Remove the groups that killed servers left behind."""
-    for folder in beside.folders:
+    for folder in own.folders:
         for left in folder.parent.glob(f"{SESSION}*"):
             pid = left.name.removeprefix(SESSION).partition("-")[0]
             if left != folder and not Path("/proc", pid).exists():

@@ -1,11 +1,5 @@
-"""The server's log: one JSON object a line. `event` names what happened.
+"""The server's log: one JSON object a line, as docs/services.md lists them. `event` names what happened."""
 
-{"time": "...", "event": "session_ended", "env", "session", "token", "pid", "cause", "code", "message", "seconds", ...}
-{"time": "...", "event": "env_error", "env", "session", "token", "pid", "call", "error", "traceback", "left_out"}
-{"time": "...", "event": "unauthorized", "requests", "peer", "path", "why"}
-"""
-
-import asyncio
 import contextlib
 import datetime
 import json
@@ -22,7 +16,6 @@ _log = logging.getLogger("agentgym.service")
 
 
 def line_of_event(event: str, **fields: Any) -> str:
-    """An event as a line of the log, without the newline."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": now, "event": event, **fields}, default=str)
 
@@ -64,24 +57,17 @@ class Unauthorized:
         self.count = 0
         self._unsaid = 0
         self._last: dict[str, Any] = {}
-        self._pause: asyncio.TimerHandle | None = None
+        self._said = -REFUSALS_SECONDS
 
     def add(self, peer: str | None, path: str, given: bool) -> None:
         self.count += 1
         self._unsaid += 1
         self._last = {"peer": peer, "path": path[:200], "why": "wrong token" if given else "no token"}
-        if self._pause is None:
-            self._say()
+        self.say()
 
-    def close(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        self._say(last=True)
-
-    def _say(self, last: bool = False) -> None:
-        self._pause = None
-        if self._unsaid:
+    def say(self, last: bool = False) -> None:
+        """Log what was not yet said, if it is time, or if this is the last call."""
+        now = time.monotonic()
+        if self._unsaid and (last or now >= self._said + REFUSALS_SECONDS):
             log_event("unauthorized", requests=self._unsaid, **self._last)
-            self._unsaid = 0
-            if not last:
-                self._pause = asyncio.get_running_loop().call_later(REFUSALS_SECONDS, self._say)
+            self._unsaid, self._said = 0, now

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
@@ -31,6 +32,21 @@ class ZygoteFailed(RuntimeError):
     """The environments could not be imported in time."""
 
 
+@dataclass
+class _Fork:
+    """A process that was asked for. Once it is forked, `handle` is its descriptor, unless no file is left to open."""
+
+    pid: int | None = None
+    handle: int | None = None
+    doomed: bool = False
+
+    def kill(self) -> None:
+        self.doomed = True
+        if self.handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+
 class Forks:
     """Processes forked by a zygote."""
 
@@ -41,6 +57,7 @@ class Forks:
         bounds: Bounds,
         memory: int,
         died: Callable[[str, int | None, bool], None],
+        spares: int,
     ):
         self._setup: dict[str, Any] = {
             "envs": {id: spec.to_json() for id, spec in envs.items()},
@@ -54,11 +71,11 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._packets: Packets | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._asked: dict[str, int | None] = {}  # key: descriptor of the process, None until it is forked
-        self._doomed: set[str] = set()
+        self._forks: dict[str, _Fork] = {}
         self._numbers = itertools.count()
-        self._keys: dict[int, str] = {}  # process id: key
         self._restarting: asyncio.Task[None] | None = None
+        self._most_spares = spares
+        self.spares: OrderedDict[str, socket.socket] = OrderedDict()  # control sockets of those that wait for a session
         self.closing = False
 
     @property
@@ -96,7 +113,7 @@ class Forks:
     def fork(self, kind: str, message: dict[str, Any], fds: Sequence[int]) -> str:
         """Ask for a process, and return its key. It gets the descriptors, which are closed here."""
         key = f"{kind} {next(self._numbers)}"
-        self._asked[key] = None
+        self._forks[key] = _Fork()
         if self._packets is None:
             for fd in fds:
                 os.close(fd)
@@ -105,21 +122,37 @@ class Forks:
             self._packets.send({**message, "key": key}, fds)
         return key
 
+    def fill(self) -> None:
+        """Fork missing spare workers. Not called when one died: if all die at once, that would never end."""
+        while len(self.spares) < self._most_spares and self.ready:
+            try:
+                key, control = self.fresh_worker()
+            except OSError:  # this process may open no more files; it is tried again
+                return
+            self.spares[key] = control
+
+    def fresh_worker(self) -> tuple[str, socket.socket]:
+        """A newly forked worker: its key, and its control socket. Raises OSError if no files are left."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        return self.fork("spare", {"waits": True}, [theirs.detach()]), control
+
+    def worker(self) -> tuple[str, socket.socket]:
+        """The spare worker that has waited longest, or a fresh one."""
+        return self.spares.popitem(last=False) if self.spares else self.fresh_worker()
+
     def pids(self) -> tuple[int | None, dict[str, int]]:
         """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
-        return None if self._process is None else self._process.pid, {key: pid for pid, key in self._keys.items()}
+        forks = {key: fork.pid for key, fork in self._forks.items() if fork.pid is not None}
+        return None if self._process is None else self._process.pid, forks
 
     def pid_of(self, key: str) -> int | None:
         """The process id of a fork, also during `died`; None: it was never forked."""
-        return next((pid for pid, known in self._keys.items() if known == key), None)
+        return self._forks[key].pid if key in self._forks else None
 
     def kill(self, key: str) -> None:
-        """Kill a process now, or as soon as it is forked; `died` is called then."""
-        handle = self._asked.get(key, -1)
-        if handle is None:
-            self._doomed.add(key)
-        elif handle >= 0:
-            _kill(handle)
+        if key in self._forks:
+            self._forks[key].kill()
 
     async def close(self) -> None:
         """End the zygote and all that it forked."""
@@ -127,7 +160,7 @@ class Forks:
         if self._restarting is not None:
             self._restarting.cancel()
         await self._stop()
-        for key in list(self._asked):
+        for key in list(self._forks):
             self._end(key, None)
 
     async def _stop(self) -> None:
@@ -136,10 +169,9 @@ class Forks:
             self._packets = None
         if self._process is not None:
             await asyncio.to_thread(_end_supervisor, self._process)
-        handles = [handle for handle in self._asked.values() if handle is not None]
-        for handle in handles:
-            _kill(handle)
-        await asyncio.to_thread(_wait, handles)
+        for fork in self._forks.values():
+            fork.kill()
+        await asyncio.to_thread(_wait, [fork.handle for fork in self._forks.values() if fork.handle is not None])
 
     def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
         if "ready" in said and self._ready is not None:
@@ -147,40 +179,39 @@ class Forks:
         elif "failed" in said and self._ready is not None:
             self._ready.set_exception(ZygoteFailed(said["failed"]))
         elif "died" in said:
-            self._end(self._keys.get(said["died"], ""), said["status"], said["oom"])
-            self._keys.pop(said["died"], None)
+            self._end(said["died"], said["status"], said["oom"])
         elif "pid" not in said:
             self._end(said["forked"], None)
         else:
-            key = said["forked"]
-            self._keys[said["pid"]] = key
+            fork = self._forks[said["forked"]]
+            fork.pid = said["pid"]
             if not fds:  # this process may open no more files, and could not end that one
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(said["pid"], signal.SIGKILL)
+                    os.kill(fork.pid, signal.SIGKILL)
                 return
-            self._asked[key] = fds[0]
-            if key in self._doomed:
-                self._doomed.discard(key)
-                _kill(fds[0])
+            fork.handle = fds[0]
+            if fork.doomed:
+                fork.kill()
 
     def _end(self, key: str, status: int | None, out_of_memory: bool = False) -> None:
-        handle = self._asked.pop(key, -1)
-        self._doomed.discard(key)
-        if handle is not None and handle >= 0:
+        if (fork := self._forks.get(key)) is None:
+            return
+        handle, fork.handle = fork.handle, None
+        if handle is not None:
             os.close(handle)
-        if handle != -1:
-            self._died(key, status, out_of_memory)
+        if (control := self.spares.pop(key, None)) is not None:
+            control.close()
+        self._died(key, status, out_of_memory)
+        del self._forks[key]
 
     def _lost(self) -> None:
-        """The zygote died, and all that it forked dies with it."""
         self._packets = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
-        self._setup["died"] = list(self._keys)  # the next zygote removes their sandboxes
-        for key in list(self._asked):
+        self._setup["died"] = list(self.pids()[1].values())  # the next zygote removes their sandboxes
+        for key in list(self._forks):
             self._end(key, None)
-        self._keys.clear()
         if not self.closing:
             self._restarting = asyncio.create_task(self._restart())
 
@@ -212,49 +243,3 @@ def _wait(handles: Sequence[int]) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll(max(0.0, 1000 * (end - time.monotonic())))
-
-
-def _kill(handle: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-
-
-class PreforkPool:
-    """`count` processes that were forked in advance and wait for a session."""
-
-    def __init__(self, forks: Forks, count: int):
-        self._forks = forks
-        self._count = count
-        self._ready: OrderedDict[str, socket.socket] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    def fill(self) -> None:
-        """Fork those that are missing. Not called when one died: if all die at once, that would never end."""
-        while len(self._ready) < self._count and self._forks.ready:
-            try:
-                key, control = self.fresh()
-            except OSError:  # this process may open no more files; it is tried again
-                return
-            self._ready[key] = control
-
-    def fresh(self) -> tuple[str, socket.socket]:
-        """A newly forked process: its key at `forks`, and its control socket. Raises OSError if no files are left."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control.setblocking(False)
-        return self._forks.fork("spare", {"waits": True}, [theirs.detach()]), control
-
-    def take(self) -> tuple[str, socket.socket]:
-        """The process that has waited longest, or a fresh one."""
-        return self._ready.popitem(last=False) if self._ready else self.fresh()
-
-    def lost(self, key: str) -> None:
-        if (control := self._ready.pop(key, None)) is not None:
-            control.close()
-
-    def close(self) -> None:
-        """Close all control sockets, which ends the processes."""
-        for control in self._ready.values():
-            control.close()
-        self._ready.clear()

@@ -12,8 +12,6 @@ _MESSAGE = 1 << 16
 
 
 class Packets:
-    """One end of such a socket, in an event loop."""
-
     def __init__(
         self, sock: socket.socket, heard: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], object]
     ):
@@ -32,7 +30,6 @@ class Packets:
         self._write()
 
     def close(self) -> None:
-        """Close the socket; `ended` is not called."""
         if not self._open:
             return
         self._open = False

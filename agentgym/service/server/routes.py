@@ -1,6 +1,8 @@
 """HTTP routes: health, metrics, environments, tasks, schemas and sandboxes, and the WebSockets of sessions."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -9,16 +11,18 @@ from agentgym.service.openenv.schemas import SCHEMAS
 from agentgym.service.protocol import sandbox_frames, schemas
 from agentgym.service.protocol.frames import NAME, text_of_json
 from agentgym.service.protocol.sandbox_frames import PATH, SERVED
+from agentgym.service.server.http_connections import refusal
 from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
-from agentgym.service.server.session_server import SessionServer, refusal
 from agentgym.service.worker.protocol_handler import handler_class
+
+if TYPE_CHECKING:
+    from agentgym.service.server.env_server import EnvServer
 
 # Answered without a token: what probes of a cluster ask.
 OPEN_PATHS = ("/health", "/ready")
 
 
-def add_routes(app: web.Application, server: SessionServer) -> None:
-    """Add all routes of a server."""
+def add_routes(app: web.Application, server: EnvServer) -> None:
     told = Routes(server)
     get = app.router.add_get
     get("/health", told.health)
@@ -40,7 +44,7 @@ def add_routes(app: web.Application, server: SessionServer) -> None:
 
 
 class Routes:
-    def __init__(self, server: SessionServer):
+    def __init__(self, server: EnvServer):
         self._server = server
         self._memory = Memory()
 
@@ -66,19 +70,19 @@ class Routes:
         return _json({"envs": [await self._about(id) for id in self._server.settings.envs]})
 
     async def env(self, request: web.Request) -> web.Response:
-        return _json(await self._about(self._server.env_id(request)))
+        return _json(await self._about(self._env_id(request)))
 
     async def env_schema(self, request: web.Request) -> web.Response:
-        return _json(schemas.of_env(await self._about(self._server.env_id(request))))
+        return _json(schemas.of_env(await self._about(self._env_id(request))))
 
     async def tasks(self, request: web.Request) -> web.Response:
-        id = self._server.env_id(request)
+        id = self._env_id(request)
         start, stop = _whole(request, "start", 0), _whole(request, "stop", None)
         split = request.query.get("split", "train")
         return _json(await self._server.ask_tasks({"env": id, "split": split, "start": start, "stop": stop}))
 
     async def session(self, request: web.Request) -> web.StreamResponse:
-        return await self._server.open_session(request, self._server.env_id(request), NAME)
+        return await self._server.open_session(request, self._env_id(request), NAME)
 
     async def sandboxes(self, request: web.Request) -> web.Response:
         try:
@@ -88,6 +92,13 @@ class Routes:
 
     async def sandbox_session(self, request: web.Request) -> web.StreamResponse:
         return await self._server.open_session(request, SERVED, sandbox_frames.NAME)
+
+    def _env_id(self, request: web.Request) -> str:
+        id = request.match_info["id"]
+        if id not in self._server.settings.envs:
+            served = ", ".join(self._server.settings.envs) or "none"
+            raise web.HTTPNotFound(text=f"no environment {id!r} here; there are {served}")
+        return id
 
     async def _about(self, id: str) -> dict[str, Any]:
         spec = self._server.settings.envs[id]

@@ -32,33 +32,17 @@ _LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Overdue:
-    """A limit that ran out, `seconds` ago."""
-
-    code: str
-    message: str
-    seconds: float
-    calling: bool  # only its process's end ends the call
-    deaf: bool  # the client reads nothing
-
-
-def overdue(state: int, seconds: float, limits: ServiceLimits) -> Overdue | None:
-    """The limit that a worker broke by being in a state for this long; None: none."""
+def overdue(state: int, seconds: float, limits: ServiceLimits) -> tuple[str, str, float] | None:
+    """The limit that a worker broke by being in a state for this long: code, message and seconds ago. None: none."""
     if state not in _LIMITS:
         return None
     name, code, why = _LIMITS[state]
     allowed: float = getattr(limits, name)
-    if seconds <= allowed:
-        return None
-    message = why.format(f"{allowed:g} s")
-    return Overdue(code, message, seconds - allowed, calling=state in slots.CALLING, deaf=state == slots.WRITING)
+    return (code, why.format(f"{allowed:g} s"), seconds - allowed) if seconds > allowed else None
 
 
 @dataclass
 class ServedSession:
-    """One session and its process."""
-
     id: str
     env: str
     protocol: str
@@ -66,7 +50,6 @@ class ServedSession:
     slot: int
     words: Slot
     resumable: bool
-    local: bool = False  # the server itself is its client, for plain HTTP
     opened: float = field(default_factory=time.monotonic)
     process: str = ""  # its key at `forks`
     client: int | None = None  # a duplicate of the client's connection, for the last word

@@ -19,27 +19,25 @@ from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.forks import Forks, PreforkPool
-from agentgym.service.server.lingering_close import LingeringClose
+from agentgym.service.server.forks import Forks
 from agentgym.service.server.packets import Packets
 from agentgym.service.server.session import CLOSED, LEFT, ServedSession, overdue
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.slots import Lags, Returns, SessionCounts, Slot
+from agentgym.service.server.slots import Delays, SessionCounts, Slot
 from agentgym.service.worker.protocol_handler import handler_class
-from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED
-from agentgym.service.worker.websocket import TEXT, close_frame, contains_close, encoded
+from agentgym.service.worker.session_worker import ENDED, NOT_MADE, NOT_SHARED, SessionStart
+from agentgym.service.worker.websocket import contains_close
 
 LOOK_SECONDS = 0.05
 _PEEKED_BYTES = 1 << 16  # of unread input, when a client has left
 # A client's pings are answered within this, while its worker is in a call.
 PING_SECONDS = 2.0
 FILL_SECONDS = 1.0
+LINGER_SECONDS = 1.0  # for a client to read its last message
 TOO_MANY = "TOO_MANY"  # sessions of one token; an HTTP refusal only
 
 
 class Sessions:
-    """All sessions of a server, and the processes that they run in."""
-
     def __init__(self, settings: ServeSettings, served: Mapping[str, EnvSpec]):
         self.limits = settings.limits
         self.most = settings.max_sessions
@@ -49,13 +47,12 @@ class Sessions:
         self._words = slots.map_memory(self._memory)
         self._free = list(range(self.most))[::-1]
         bounds = settings.bounds.times(self._per_worker)
-        self.forks = Forks(served, self.limits, bounds, self._memory, self._died)
-        self._prefork_pool = PreforkPool(self.forks, settings.workers)
+        self.forks = Forks(served, self.limits, bounds, self._memory, self._died, settings.workers)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
-        self.returns = Returns()
-        self.lags = Lags()
+        self.slot_returns = Delays()  # from the end of a broken limit until the slot is free
+        self.lags = Delays()  # of the event loop
         self._past: dict[str, SessionCounts] = {}
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
@@ -63,7 +60,7 @@ class Sessions:
         self._shared: dict[str, Packets] = {}  # the control sockets of processes that sessions share
         self._shared_at_least = max(1, settings.workers)
         self._not_shared: set[str] = set()  # environments that turned out to need a process for each session
-        self._lingering = LingeringClose()
+        self._lingering: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._gone.fileno(), self._see_gone)
@@ -72,7 +69,7 @@ class Sessions:
     async def start(self) -> None:
         """Import the environments and fork the first processes. Raises `ZygoteFailed`."""
         await self.forks.start()
-        self._prefork_pool.fill()
+        self.forks.fill()
 
     def reserve(self, env: str, protocol: str, owner: str) -> ServedSession:
         """Take a slot for a new session. Raises `Refused`."""
@@ -109,32 +106,25 @@ class Sessions:
             why = f"no process for one more session: {error.strerror}"
             past.ended[frames.CAPACITY] += 1
             past.count_error(frames.CAPACITY)
-            self._lingering.say(client, _last_bytes(session.protocol, frames.CAPACITY, why))
+            self._say_last(client, handler_class(session.protocol).last_frames(frames.CAPACITY, why))
             self.release(session)
             return
         self._take_client(session, client)
-        self._loop.call_soon(self._prefork_pool.fill)
+        self._loop.call_soon(self.forks.fill)
 
     def _start_worker(self, session: ServedSession, client: int) -> None:
-        start = {
-            "session": session.id,
-            "env": session.env,
-            "protocol": session.protocol,
-            "resume": session.new_token(),
-            "slot": session.slot,
-            "token": session.owner,
-            "local": session.local,
-        }
+        token = session.new_token()
+        start = vars(SessionStart(session.id, session.env, session.protocol, token, session.slot, session.owner))
         if self._per_worker > 1 and session.env not in self._not_shared:
             session.process, session.shared = self._shared_worker()
             if not self._tell(session, {"start": start, "shared": True}, [client]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         else:
-            session.process, session.control = self._prefork_pool.take()
+            session.process, session.control = self.forks.worker()
             if not self._tell(session, {"start": start}, [client]):
                 # It died as it waited, and the report comes later.
                 session.control.close()
-                session.process, session.control = self._prefork_pool.fresh()
+                session.process, session.control = self.forks.fresh_worker()
                 self._tell(session, {"start": start}, [client])
         self._by_process.setdefault(session.process, []).append(session)
 
@@ -144,7 +134,7 @@ class Sessions:
             process = min(self._shared, key=lambda key: len(self._by_process.get(key, ())))
             if len(self._by_process.get(process, ())) < self._per_worker:
                 return process, self._shared[process]
-        process, control = self._prefork_pool.take()
+        process, control = self.forks.worker()
 
         def heard(said: dict[str, Any], fds: list[int]) -> None:
             session = self.open.get(said["ended"])
@@ -243,7 +233,7 @@ class Sessions:
             for session in list(self.open.values()):
                 self._look(session, now)
             if now > filled + FILL_SECONDS:
-                self._prefork_pool.fill()
+                self.forks.fill()
                 filled = now
 
     def _look(self, session: ServedSession, now: float) -> None:
@@ -251,18 +241,21 @@ class Sessions:
             self._kill(session)
             return
         state, seconds = session.words.look()
+        calling = state in slots.CALLING
         broken = overdue(state, seconds, self.limits)
         if broken is None:
-            if state in slots.CALLING and seconds > PING_SECONDS and now > session.pinged_at + PING_SECONDS:
+            if calling and seconds > PING_SECONDS and now > session.pinged_at + PING_SECONDS:
                 session.pinged_at = now
                 self._tell(session, {"do": "pings"})
-        elif broken.calling and not session.killed:
-            session.due = now - broken.seconds
-            session.ending = session.ending or (broken.code, broken.message)
+            return
+        code, message, late = broken
+        if calling and not session.killed:  # only the end of its process ends a call
+            session.due = now - late
+            session.ending = session.ending or (code, message)
             self._kill(session)
-        elif not broken.calling and session.ending is None:
-            session.due = now - broken.seconds
-            self.end(session, broken.code, broken.message, broken.deaf)
+        elif not calling and session.ending is None:
+            session.due = now - late
+            self.end(session, code, message, deaf=state == slots.WRITING)
 
     def _see_gone(self) -> None:
         """Wait for clients that may resume; end the sessions of the others."""
@@ -271,14 +264,16 @@ class Sessions:
             if session is None:
                 continue
             self._drop_client(session)
-            with socket.socket(fileno=client) as sock:
-                comes_back = session.resumable and not _took_leave(sock)
+            took_leave = False
+            with socket.socket(fileno=client) as sock, contextlib.suppress(OSError):
+                # A close frame that its worker, in a call, has not read and may never read.
+                took_leave = contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            comes_back = session.resumable and not took_leave
             if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds
 
     def _died(self, process: str, status: int | None, out_of_memory: bool = False) -> None:
         """A process ended, with this wait status (None: unknown)."""
-        self._prefork_pool.lost(process)
         if (shared := self._shared.pop(process, None)) is not None:
             shared.close()
         sessions = self._by_process.get(process, [])
@@ -294,8 +289,14 @@ class Sessions:
         """A session ended, with the wait status of its process; a session that shares one reports what it would be."""
         if out_of_memory and status == signal.SIGKILL and session.ending is None and not session.killed:
             session.ending = (frames.OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
-        code, message = session.ending or (frames.WORKER_DIED, _how(status))
-        clean = status is not None and os.waitstatus_to_exitcode(status) in (ENDED, NOT_MADE)
+        exit_code = None if status is None else os.waitstatus_to_exitcode(status)
+        clean = exit_code in (ENDED, NOT_MADE)
+        if exit_code is None:
+            how = "could not be started, or died with its parent"
+        else:
+            how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+            how += "; its episode is lost"
+        code, message = session.ending or (frames.WORKER_DIED, f"the process of the session {how}")
         past = self._past[session.env]
         reason = _reason(session, clean)
         past.ended[reason] += 1
@@ -306,8 +307,28 @@ class Sessions:
         if (client := self._drop_client(session)) is not None:
             # Half a message may have been sent: whatever comes after it would be read as its rest.
             said = clean or session.words.look()[0] == slots.WRITING
-            self._lingering.say(client, None if said else _last_bytes(session.protocol, code, message))
+            self._say_last(client, None if said else handler_class(session.protocol).last_frames(code, message))
         self.release(session)
+
+    def _say_last(self, client: int, last: bytes | None) -> None:
+        """Send the last frames, and close once the client has read them: unread input would reset the connection."""
+        sock = socket.socket(fileno=client)
+        sock.setblocking(False)
+        try:
+            if last is not None:
+                sock.send(last)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            sock.close()
+            return
+
+        def over(task: asyncio.Task[None]) -> None:
+            sock.close()
+            self._lingering.discard(task)
+
+        reading = self._loop.create_task(_read_out(sock))
+        self._lingering.add(reading)
+        reading.add_done_callback(over)
 
     def release(self, session: ServedSession) -> None:
         """Free the slot of a session that has ended or did not begin."""
@@ -319,12 +340,11 @@ class Sessions:
         session.words.clear()
         self._free.append(session.slot)
         if session.due is not None:
-            self.returns.add(time.monotonic() - session.due)
+            self.slot_returns.add(time.monotonic() - session.due)
         if not self.open:
             self._empty.set()
 
     def tallies(self) -> dict[str, SessionCounts]:
-        """Counts by environment, of ended and open sessions."""
         found: dict[str, SessionCounts] = {}
         counted = [*self._past.items(), *((session.env, session.words) for session in self.open.values())]
         for env, counts in counted:
@@ -338,7 +358,7 @@ class Sessions:
     def states(self) -> dict[str, int]:
         found = Counter(session.words.look()[0] for session in self.open.values())
         states = {name: found[state] for state, name in enumerate(slots.STATE_NAMES) if state}
-        return {**states, "spare": len(self._prefork_pool)}
+        return {**states, "spare": len(self.forks.spares)}
 
     async def drain(self, seconds: float) -> None:
         """Refuse new sessions and episodes, wait up to `seconds` for running ones, then end the rest."""
@@ -359,24 +379,22 @@ class Sessions:
         """End all processes and sessions at once."""
         self.draining = True
         await self.forks.close()
-        self._looking.cancel()
-        await asyncio.wait({self._looking})
         self._loop.remove_reader(self._gone.fileno())
         for session in list(self.open.values()):
             self._died(session.process, None)
-        self._prefork_pool.close()
+        for task in (tasks := {self._looking, *self._lingering}):
+            task.cancel()
+        await asyncio.wait(tasks)
         for shared in self._shared.values():
             shared.close()
-        self._lingering.close()
         self._gone.close()
         os.close(self._memory)
 
 
 def _reason(session: ServedSession, clean: bool) -> str:
-    if clean and 0 < (why := session.words.words[slots.WHY]) <= len(
-        frames.CODES
-    ):  # an environment can write there, too
-        return list(frames.CODES)[why - 1]
+    codes, why = list(frames.CODES), session.words.words[slots.WHY]
+    if clean and 0 < why <= len(codes):  # an environment can write there, too
+        return codes[why - 1]
     if session.ending is not None:
         return session.ending[0]
     if clean:
@@ -384,23 +402,8 @@ def _reason(session: ServedSession, clean: bool) -> str:
     return LEFT if session.killed else frames.WORKER_DIED
 
 
-def _took_leave(sock: socket.socket) -> bool:
-    """True if the client sent a close frame that its worker, in a call, has not read and may never read."""
-    try:
-        return contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:
-        return False
-
-
-def _how(status: int | None) -> str:
-    if status is None:
-        return "the process of the session could not be started, or died with its parent"
-    code = os.waitstatus_to_exitcode(status)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return f"the process of the session {how}; its episode is lost"
-
-
-def _last_bytes(protocol: str, code: str, message: str) -> bytes:
-    word = handler_class(protocol).last_word(code, message)
-    said = b"" if word is None else encoded(TEXT, word.encode())
-    return said + close_frame(frames.CODES[code][1] or frames.NORMAL_CLOSE)
+async def _read_out(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+                pass

@@ -24,7 +24,7 @@ TIME_BOUNDS = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000,
 _BUCKETS = len(TIME_BOUNDS) + 1
 
 # Words of a slot: counters from STEPS on only ever rise.
-_STATE, _SINCE = 0, 1
+_STATE, SINCE = 0, 1
 STEPS, EPISODES, REQUESTS, BYTES_IN, BYTES_OUT = range(2, 7)
 # Why the worker ended its session: 1 + the index of the code in `frames.CODES`; 0: in good order, or not by the worker.
 WHY = 7
@@ -35,6 +35,7 @@ _TIMES = {name: 26 + n * (_BUCKETS + 1) for n, name in enumerate(("step", "reset
 _SANDBOX = _TIMES["open"] + _BUCKETS + 1  # thousandths of a processor, bytes of memory, and 1, of the session's sandbox
 WORDS = 80  # whole cache lines, so that no two workers write to one
 _BYTES = 8 * WORDS
+_ZEROS = memoryview(array("Q", [0] * WORDS))
 _NAMES = ("steps", "episodes", "requests", "received_bytes", "sent_bytes")
 _CODES = {code: _ERRORS + index for index, code in enumerate(CODES)}
 
@@ -74,7 +75,6 @@ class Counts:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Error responses by code, without zeros."""
         return {code: count for code, word in _CODES.items() if (count := self.words[word])}
 
     def times(self, what: str) -> tuple[float, list[int]]:
@@ -96,21 +96,16 @@ class Slot(Counts):
         """Enter a state; returns the time in nanoseconds of the monotonic clock."""
         words = self.words
         # The time goes first: a reader of state and then time never takes a new state for an old one.
-        now = words[_SINCE] = time.monotonic_ns()
+        now = words[SINCE] = time.monotonic_ns()
         words[_STATE] = state
         return now
 
     def look(self) -> tuple[int, float]:
-        """The state, and its age in seconds."""
         state = self.words[_STATE]
-        return state, (time.monotonic_ns() - self.words[_SINCE]) / 1e9
-
-    def since(self) -> int:
-        return self.words[_SINCE]
+        return state, (time.monotonic_ns() - self.words[SINCE]) / 1e9
 
     def clear(self) -> None:
-        for word in range(WORDS):
-            self.words[word] = 0
+        self.words[:] = _ZEROS
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
         """Reserve resources for a sandbox until the session ends; False: there are too few.
@@ -124,7 +119,7 @@ class Slot(Counts):
         self.words[own] = memoryview(array("Q", amounts))
         for word, limit in enumerate(most, _SANDBOX):
             if limit and sum(self._all[word::WORDS]) > limit:
-                self.words[own] = memoryview(array("Q", (0, 0, 0)))
+                self.words[own] = _ZEROS[:3]
                 return False
         return True
 
@@ -146,31 +141,17 @@ class SessionCounts(Counts):
             self.ended += other.ended
 
 
-@dataclass
-class Returns:
-    """Times from the end of a broken limit until the slot is free."""
-
-    count: int = 0
-    seconds: float = 0.0
-    longest: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.seconds += seconds
-        self.longest = max(self.longest, seconds)
-
-
-LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+DELAY_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0)
 """In seconds."""
 
 
 @dataclass
-class Lags:
-    """Delays of the server's event loop, for which every request waits: a histogram by `LAG_BOUNDS`, and their sum."""
+class Delays:
+    """A histogram of delays of the server itself by `DELAY_BOUNDS`, and their sum."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(LAG_BOUNDS) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DELAY_BOUNDS) + 1))
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(LAG_BOUNDS, seconds)] += 1
+        self.counts[bisect_left(DELAY_BOUNDS, seconds)] += 1
         self.seconds += seconds

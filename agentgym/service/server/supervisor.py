@@ -25,20 +25,16 @@ def main(argv: list[str]) -> int:
     zygote = os.fork()
     if zygote == 0:
         os.close(watched)
-        return _be_zygote(server_fd, memory_fd, supervisor)
+        die_with(supervisor)
+        from agentgym.service.server.zygote import main as run_zygote
+
+        return run_zygote(server_fd, memory_fd, supervisor)
     os.close(server_fd)
     os.close(memory_fd)
     try:
         return _wait(watched, zygote)
     finally:
         end_children()
-
-
-def _be_zygote(server_fd: int, memory_fd: int, supervisor: int) -> int:
-    die_with(supervisor)
-    from agentgym.service.server import zygote
-
-    return zygote.main(server_fd, memory_fd, supervisor)
 
 
 def _wait(server: int, zygote: int) -> int:

@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +63,6 @@ class Tokens:
         self._digests: dict[str, tuple[bytes, frozenset[str]]] = {}
         self._take({name: Token(token) if isinstance(token, str) else token for name, token in tokens.items()})
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
     def _take(self, tokens: Mapping[str, Token]) -> None:
         self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
 
@@ -104,11 +100,13 @@ class Tokens:
 
 
 def _state_of(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
     try:
-        found = None if path is None else os.stat(path)
+        found = path.stat()
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _digest(token: str) -> bytes:

@@ -1,8 +1,7 @@
 """The process that forks workers. It has imported the environments, so workers start fast and share memory.
 
-The server sends orders over a SOCK_SEQPACKET socket, with descriptors for the new process. Answers are {"forked":
-key, "pid": n} with a descriptor of the process, and {"died": pid, "status": n}. The supervisor ends the zygote and
-all its children.
+The server's orders come over a SOCK_SEQPACKET socket, with descriptors for the new process. The answers are {"forked":
+key, "pid": n} with a descriptor of the process, and {"died": key, "status": n, "oom": bool}.
 """
 
 import contextlib
@@ -17,8 +16,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
@@ -27,21 +25,20 @@ from agentgym.processes.child_process import adopt_orphans, children, die_with, 
 from agentgym.processes.gc_freeze import settle_memory
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, limit_memory
-from agentgym.service.server.sandbox_gc import Sweeps, may_be, sweep
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.protocol_handler import HANDLERS, handler_class
 from agentgym.service.worker.session_worker import ENDED, NOT_MADE, Served, described, work
 
-RunChild = Callable[[dict[str, Any], list[int], Group | None], int]
 _MESSAGE = 1 << 16
 _SETUP = 1 << 20  # names every process that died with the zygote before
 # After a death the kernel's list of children is looked at for so long: it may miss some while others die.
 _LOOK_SECONDS = 1.0
+SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and to collect more dead workers
+LONGEST_SWEEP_SECONDS = 60
 
 
 def main(server_fd: int, memory_fd: int, parent: int) -> int:
-    """Run the zygote; returns the exit code."""
     os.dup2(2, 1)  # what environments print is not the command's output
     server = socket.socket(fileno=server_fd)
     server.set_inheritable(False)
@@ -62,26 +59,29 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
     os.close(memory_fd)
     settle_memory()
     adopt_orphans()
-    wakes = _hear_signals()
+    # A pipe receives signal numbers: an exception from a handler could interrupt a fork.
+    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for which in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(which, lambda *_: None)
     die_with(parent, by=signal.SIGTERM)
-    # Children that environments started on import are not workers.
-    forked = Children(server, dict.fromkeys(children(), False), Sweeps(setup["died"]), groups)
+    zygote = Zygote(server, served, bounds, groups, (wakes, wake))
+    zygote.sweep_soon(setup["died"])
     server.send(json.dumps({"ready": os.getpid()}).encode())
     try:
         with contextlib.suppress(ConnectionError):  # the server is gone
-            _fork_for(forked, functools.partial(_child, served, bounds), wakes)
+            zygote.serve()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
         groups.close()
-        left = forked.sweeps.pids | {pid for pid, is_worker in forked.own.items() if is_worker}
-        if left and may_be():
-            sweep(left)
+        zygote.sweep_soon([pid for pid, key in zygote.keys.items() if key is not None])
+        if zygote.unswept:
+            _sweep(zygote.unswept)
     return 0
 
 
 def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
-    """Import the served environments and load their train tasks."""
     sys.path[:] = setup["path"]
     specs = {id: EnvSpec.from_json(record) for id, record in setup["envs"].items()}
     tasks = {}
@@ -93,140 +93,160 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
             continue
         except Exception as error:  # its data are not here
             sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
-    handlers = {name: handler_class(name) for name in HANDLERS}
-    return Served(specs, tasks, handlers, ServiceLimits(**setup["limits"]), memory)
+    for name in HANDLERS:  # imported once for all
+        handler_class(name)
+    return Served(specs, tasks, ServiceLimits(**setup["limits"]), memory)
 
 
-@dataclass(frozen=True)
-class Children:
-    """The processes that the zygote forked."""
+class Zygote:
+    """Forks processes and reports their ends.
 
-    server: socket.socket
-    own: dict[int, bool]
-    sweeps: Sweeps
-    groups: Groups
+    Attributes:
+        keys: of its children by process id; None: it is no worker.
+        unswept: dead workers that may have left sandboxes.
+    """
 
+    def __init__(
+        self, server: socket.socket, served: Served, bounds: Bounds, groups: Groups, wakes: tuple[int, int]
+    ) -> None:
+        self._server = server
+        self._served = served
+        self._bounds = bounds
+        self._groups = groups
+        self._wakes = wakes[0]
+        self._unneeded = [server.fileno(), *wakes]  # by forked processes
+        self.keys: dict[int, str | None] = dict.fromkeys(children())  # those that environments started on import
+        self.unswept: set[int] = set()
+        self._sweep_at = 0.0
 
-def _hear_signals() -> tuple[int, int]:
-    """A pipe that receives signal numbers. An exception from a handler could interrupt a fork."""
-    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    for which in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(which, lambda *_: None)
-    return wakes, wake
+    def serve(self) -> None:
+        """Fork what the server asks for and report deaths, until the server is gone or the supervisor sends SIGTERM."""
+        look_until = 0.0
+        while True:
+            pause = max(0.0, self._sweep_at - time.monotonic()) if self.unswept else None
+            if time.monotonic() < look_until:
+                pause = _LOOK_SECONDS / 5
+            ready, _, _ = select.select([self._server.fileno(), self._wakes], [], [], pause)
+            if self._wakes in ready and signal.SIGTERM in os.read(self._wakes, 4096):
+                return
+            if self._tell_deaths():
+                look_until = time.monotonic() + _LOOK_SECONDS
+            if time.monotonic() < look_until:
+                kill(children() - self.keys.keys())  # left by dead workers
+                self._groups.sweep()
+            if self.unswept and time.monotonic() >= self._sweep_at:
+                with contextlib.suppress(OSError):  # the machine allows no more processes
+                    self.keys[self._forked(functools.partial(_sweep, self.unswept))] = None
+                self.unswept = set()
+            if self._server.fileno() not in ready:
+                continue
+            data, fds, _, _ = socket.recv_fds(self._server, _MESSAGE, 4)
+            if not data:
+                return
+            self._fork(json.loads(data), fds)
 
+    def sweep_soon(self, pids: Collection[int]) -> None:
+        """Remove the sandboxes of these dead workers in a while: most end with their owner."""
+        if "agentgym.sandbox.api" in sys.modules:  # else there are none
+            if not self.unswept:
+                self._sweep_at = time.monotonic() + SWEEP_SECONDS
+            self.unswept.update(pids)
 
-def _fork_for(forked: Children, run: RunChild, pipe: tuple[int, int]) -> None:
-    """Fork what the server asks for and report deaths, until the server is gone or the supervisor sends SIGTERM."""
-    server, own = forked.server, forked.own
-    wakes = pipe[0]
-    unneeded = [server.fileno(), *pipe]
-    look_until = 0.0
-    while True:
-        pause = _LOOK_SECONDS / 5 if time.monotonic() < look_until else forked.sweeps.seconds()
-        ready, _, _ = select.select([server.fileno(), wakes], [], [], pause)
-        if wakes in ready and signal.SIGTERM in os.read(wakes, 4096):
-            return
-        if _tell_deaths(forked):
-            look_until = time.monotonic() + _LOOK_SECONDS
-        if time.monotonic() < look_until:
-            kill(children() - own.keys())  # left by dead workers
-            forked.groups.sweep()
-        if pids := forked.sweeps.take():
-            with contextlib.suppress(OSError):  # the machine allows no more processes
-                own[_forked(functools.partial(sweep, pids), unneeded)] = False
-        if server.fileno() not in ready:
-            continue
-        data, fds, _, _ = socket.recv_fds(server, _MESSAGE, 4)
-        if not data:
-            return
-        _fork(forked, json.loads(data), fds, run, unneeded)
-
-
-def _fork(forked: Children, asked: dict[str, Any], fds: list[int], run: RunChild, unneeded: list[int]) -> None:
-    told = {"forked": asked["key"]}
-    group = None
-    try:
-        group = forked.groups.new() if "waits" in asked else None
-        with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
-            pid = _forked(functools.partial(run, asked, fds, group), unneeded)
-        forked.own[pid] = True
-        forked.groups.keep(pid, group)
-        handle = os.pidfd_open(pid)
-        socket.send_fds(forked.server, [json.dumps({**told, "pid": pid}).encode()], [handle])
-        os.close(handle)
-    except ConnectionError:
-        raise  # the server is gone
-    except OSError as error:
-        forked.groups.drop(group)
-        sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
-        forked.server.send(json.dumps({**told, "why": described(error)}).encode())
-    for fd in fds:
-        os.close(fd)
-
-
-def _tell_deaths(forked: Children) -> bool:
-    """Collect ended children and kill what is left in their process groups; returns whether there were any."""
-    any_ended = False
-    while True:
+    def _fork(self, asked: dict[str, Any], fds: list[int]) -> None:
+        told = {"forked": asked["key"]}
+        is_worker, group = "waits" in asked, None
         try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return any_ended
-        if ended is None:
-            return any_ended
-        any_ended = True
-        pid = ended.si_pid
-        is_worker = forked.own.get(pid)
-        if is_worker is not None:
-            # Until it is collected, no other process gets its id.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        forked.own.pop(pid, None)
-        if is_worker:
-            if os.waitstatus_to_exitcode(status) not in (ENDED, NOT_MADE):
-                forked.sweeps.add(pid)
-            ran_out = forked.groups.ended(pid)
-            forked.server.send(json.dumps({"died": pid, "status": status, "oom": ran_out}).encode())
-
-
-def _forked(run: Callable[[], int | None], unneeded: list[int]) -> int:
-    """Fork a child that only calls `run`; returns its process id."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # in both processes: either may be first
-        return pid
-    code = 1
-    try:
-        die_with(parent)
-        adopt_orphans()  # so its descendants stay below the zygote
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        for which in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(which, signal.SIG_DFL)
-        for fd in unneeded:
+            group = self._groups.new() if is_worker else None
+            with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
+                pid = self._forked(functools.partial(self._child, is_worker, fds, group))
+            self.keys[pid] = asked["key"]
+            self._groups.keep(pid, group)
+            handle = os.pidfd_open(pid)
+            socket.send_fds(self._server, [json.dumps({**told, "pid": pid}).encode()], [handle])
+            os.close(handle)
+        except ConnectionError:
+            raise  # the server is gone
+        except OSError as error:
+            self._groups.drop(group)
+            sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
+            self._server.send(json.dumps({**told, "why": described(error)}).encode())
+        for fd in fds:
             os.close(fd)
-        random.seed()
-        code = run() or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
 
+    def _tell_deaths(self) -> bool:
+        """Collect ended children and kill what is left in their process groups; returns whether there were any."""
+        any_ended = False
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return any_ended
+            if ended is None:
+                return any_ended
+            any_ended = True
+            pid = ended.si_pid
+            if pid in self.keys:
+                # Until it is collected, no other process gets its id.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if (key := self.keys.pop(pid, None)) is not None:
+                if os.waitstatus_to_exitcode(status) not in (ENDED, NOT_MADE):
+                    self.sweep_soon([pid])
+                ran_out = self._groups.ended(pid)
+                self._server.send(json.dumps({"died": key, "status": status, "oom": ran_out}).encode())
 
-def _child(served: Served, bounds: Bounds, asked: dict[str, Any], fds: list[int], group: Group | None) -> int:
-    if group is not None:
-        enter(group)
-    keep_within(bounds)
-    control = socket.socket(fileno=fds[0])
-    control.set_inheritable(False)  # programs of the environment must not get it
-    if "waits" not in asked:
-        tell_tasks(control, served.specs, served.tasks)
+    def _forked(self, run: Callable[[], int | None]) -> int:
+        """Fork a child that only calls `run`; returns its process id."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # in both processes: either may be first
+            return pid
+        code = 1
+        try:
+            die_with(parent)
+            adopt_orphans()  # so its descendants stay below the zygote
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for which in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(which, signal.SIG_DFL)
+            for fd in self._unneeded:
+                os.close(fd)
+            random.seed()
+            code = run() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+    def _child(self, is_worker: bool, fds: list[int], group: Group | None) -> int:
+        if group is not None:
+            enter(group)
+        keep_within(self._bounds)
+        control = socket.socket(fileno=fds[0])
+        control.set_inheritable(False)  # programs of the environment must not get it
+        if is_worker:
+            return work(control, self._served, limit_process=functools.partial(limit_memory, self._bounds))
+        tell_tasks(control, self._served.specs, self._served.tasks)
         return ENDED
-    return work(control, served, limit_process=functools.partial(limit_memory, bounds))
+
+
+def _sweep(pids: Collection[int]) -> None:
+    """Remove the sandboxes of these ended processes, within a time limit."""
+    from agentgym.sandbox import SandboxError
+    from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_SWEEP_SECONDS)
+    for found in sandboxes().found:
+        if found.pid in pids and not found.alive:
+            try:
+                remove_sandbox(found)
+            except SandboxError as error:
+                sys.stderr.write(f"agentgym serve: sandbox {found.id} of a worker that died stays: {error}\n")
+    signal.alarm(0)

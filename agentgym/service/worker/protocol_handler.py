@@ -1,4 +1,4 @@
-"""How a worker calls environments and answers clients: what the handlers of all protocols have in common."""
+"""How a worker calls environments and answers clients: what all protocols have in common, and "agentgym/1"."""
 
 import asyncio
 import inspect
@@ -10,17 +10,29 @@ from typing import Any, ClassVar
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.extensions import import_path
 from agentgym.core.registration import EnvSpec
-from agentgym.core.tasks import TaskSet
+from agentgym.core.tasks import Task, TaskSet
 from agentgym.service.protocol import frames
-from agentgym.service.protocol.frames import Refused, ServiceLimits, error_frame, json_of_text, last_word, text_of_json
+from agentgym.service.protocol.frames import (
+    Refused,
+    ServiceLimits,
+    check_request,
+    error_frame,
+    json_of_text,
+    rng_of_json,
+    rng_to_json,
+    text_of_json,
+)
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import why_no_memory
 from agentgym.service.server.slots import Slot
+from agentgym.service.server.task_catalogue import facts_of
+from agentgym.service.worker.websocket import TEXT, close_frame, encoded
 
 # Protocols of sessions by name, and their handlers. The path of a request chooses one.
 HANDLERS = {
-    "agentgym/1": "agentgym.service.worker.agentgym_handler:AgentgymHandler",
+    "agentgym/1": "agentgym.service.worker.protocol_handler:AgentgymHandler",
     "openenv": "agentgym.service.openenv.handler:OpenEnvHandler",
+    "openenv/mcp": "agentgym.service.openenv.handler:BareMcpHandler",
     "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxHandler",
 }
 _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
@@ -28,8 +40,6 @@ _STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """The facts about a session that a protocol handler may tell its client."""
-
     id: str
     env_id: str
     spec: EnvSpec
@@ -127,17 +137,24 @@ class ProtocolHandler:
         return getattr(held.unwrapped, "sandbox_image", None) is not None
 
     def hello(self, resume: str | None) -> str | None:
-        """The first message of a connection, or None."""
         return None
 
     def answer(self, text: str) -> str | None:
-        """The answer to one message, or None. Raises `Refused` to end the session with an error."""
         raise NotImplementedError
 
     @staticmethod
     def last_word(code: str, message: str) -> str:
-        """The client's last message before the server closes; also sent by the server for a worker that died."""
-        return last_word(code, message)
+        """The client's last message before the server closes."""
+        return text_of_json(error_frame(code, message, fatal=True))
+
+    @classmethod
+    def last_frames(cls, code: str, message: str) -> bytes:
+        """The last message and the close frame, as bytes. The server itself sends them for a worker that died.
+
+        They leave together, so that a client that has read the message does not call again on a closing connection.
+        """
+        word = encoded(TEXT, cls.last_word(code, message).encode())
+        return word + close_frame(frames.CODES[code][1] or frames.NORMAL_CLOSE)
 
 
 class RequestHandler(ProtocolHandler):
@@ -159,7 +176,6 @@ class RequestHandler(ProtocolHandler):
         return text_of_json({**told, **more, "limits": vars(self._session.limits)})
 
     def answer(self, text: str) -> str:
-        """The answer to a message."""
         try:
             return self._answered(json_of_text(text))
         except Refused as refused:
@@ -197,6 +213,108 @@ class RequestHandler(ProtocolHandler):
 
     def _refusal(self, error: BaseException) -> Refused:
         return error if isinstance(error, Refused) else Refused(frames.ENV_ERROR, described(error))
+
+
+class AgentgymHandler(RequestHandler):
+    """The protocol "agentgym/1"."""
+
+    check = staticmethod(check_request)
+
+    def __init__(self, env: Any, calls: CallRunner, session: SessionInfo):
+        super().__init__(env, calls, session)
+        self._env = env
+        self._tools: list[dict[str, Any]] = list(env.get_wrapper_attr("tools"))
+
+    def hello(self, resume: str | None) -> str:
+        spec, env = self._session.spec, self._env
+        facts = {
+            "id": self._session.env_id,
+            "description": spec.description,
+            "tags": list(spec.tags),
+            "nondeterministic": spec.nondeterministic,
+            "floor": env.get_wrapper_attr("floor"),
+            "runs_programs": getattr(env.unwrapped, "sandbox_image", None) is not None,
+            **facts_of(spec, env),
+        }
+        self._tools = facts["tools"]
+        return self._hello(resume, frames.PROTOCOL, env=facts)
+
+    def _answered(self, request: Any, keep: int = frames.KEPT_ANSWERS) -> str:
+        if not isinstance(request, list):
+            return super()._answered(request, keep)
+        if not request:
+            raise Refused(frames.BAD_REQUEST, "an empty list asks for nothing")
+        answers: list[str] = []
+        for one in request:
+            answers.append(super()._answered(one, max(keep, len(request))))
+            if self.ended:
+                break
+        return f"[{', '.join(answers)}]"
+
+    def call_init(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._begin()
+        self._calls.call("init", self._env.get_wrapper_attr("init"), _task(request.get("task")))
+        return self._new_tools()
+
+    def call_reset(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._begin()
+        options = request.get("options")
+        if options is not None and not isinstance(options, dict):
+            raise Refused(frames.BAD_REQUEST, f"options are an object or null, not {type(options).__name__}")
+        given = options is not None and "task" in options
+        if options is not None and given:
+            options = {**options, "task": _task(options["task"])}
+        before = getattr(self._env.unwrapped, "task", None)
+        observation, info = self._calls.call("reset", self._env.reset, seed=request.get("seed"), options=options)
+        result = {"observation": observation, "info": info, **self._new_tools()}
+        task = getattr(self._env.unwrapped, "task", None)
+        if task is not before and task is not None and not given:
+            result["task"] = task.to_json()
+        return result
+
+    def call_step(self, request: dict[str, Any]) -> Any:
+        if "action" not in request:
+            raise Refused(frames.BAD_REQUEST, "step needs an action")
+        return self._calls.call("step", self._env.step, request["action"])
+
+    def call_close(self, request: dict[str, Any]) -> dict[str, Any]:
+        # The worker closes the environment; here only the client is told of what goes wrong.
+        self.ended = True
+        self._calls.call("close", self._env.close)
+        return {}
+
+    def call_tools(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._tools = list(self._env.get_wrapper_attr("tools"))
+        return {"tools": self._tools}
+
+    def call_expert_action(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"action": self._calls.call("expert_action", self._method("expert_action"))}
+
+    def call_random_action(self, request: dict[str, Any]) -> dict[str, Any]:
+        rng = rng_of_json(request.get("rng"))
+        action = self._calls.call("random_action", self._method("random_action"), rng)
+        return {"action": action, "rng": rng_to_json(rng)}
+
+    def _begin(self) -> None:
+        if self.draining:
+            raise Refused(frames.DRAINING, "the server is ending: open a session at another", fatal=True)
+
+    def _new_tools(self) -> dict[str, Any]:
+        return {} if self._env.get_wrapper_attr("tools") == self._tools else self.call_tools({})
+
+    def _method(self, name: str) -> Any:
+        if not self._env.has_wrapper_attr(name):
+            raise Refused(frames.UNKNOWN_CALL, f"the environment {self._session.env_id!r} has no {name}")
+        return self._env.get_wrapper_attr(name)
+
+
+def _task(record: Any) -> Task:
+    if not isinstance(record, dict):
+        raise Refused(frames.BAD_REQUEST, f"a task is an object, not {type(record).__name__}")
+    try:
+        return Task.from_json(record)
+    except (ValueError, TypeError) as error:
+        raise Refused(frames.BAD_REQUEST, str(error)) from None
 
 
 def handler_class(name: str) -> type[ProtocolHandler]:

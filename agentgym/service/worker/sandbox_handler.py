@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec
@@ -71,7 +72,7 @@ class SandboxHandler(RequestHandler):
         if call == "next":
             if not self._reading:
                 raise Refused(frames.BAD_REQUEST, "next: nothing is being read")
-            return self._calls.call("step", self._next)
+            return self._calls.call("step", self._answer_of, self._held.hear)
         if self._reading:
             # Its parts would be taken for the answer to this.
             raise Refused(frames.BAD_REQUEST, f"{call}: a read must be taken to its end first", fatal=True)
@@ -86,9 +87,8 @@ class SandboxHandler(RequestHandler):
             raise Refused(frames.BAD_REQUEST, str(error)) from None
         wanted = (round(1000 * spec.cpus), spec.memory, 1)
         if not self._calls.slot.reserve_sandbox(wanted, self._held.total.amounts()):
-            raise Refused(
-                frames.CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True
-            )
+            why = "the sandboxes here use all that they may together (--sandbox-total)"
+            raise Refused(frames.CAPACITY, why, fatal=True)
         return self._calls.call("init", self._held.start, spec, request["run"])
 
     def _part(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -113,30 +113,20 @@ class SandboxHandler(RequestHandler):
                 raise Refused(frames.BAD_REQUEST, f"{call}: timeout={header['timeout']:g}: {why}")
             seconds = header["timeout"] + GRACE
         self.clean = call == "reset" or (self.clean and call == "ping")
-        return self._calls.call("step", self._asked, header, data, seconds)
+        return self._calls.call("step", self._answer_of, self._held.ask, header, data, seconds)
 
-    def _next(self) -> dict[str, Any]:
-        header, data = self._held.hear()
+    def _answer_of(self, hear: Callable[..., tuple[Header, bytes]], *asked: Any) -> dict[str, Any]:
+        """The guest's answer; parts of a file are joined up to the size of one, with what came after the last part."""
+        header, data = hear(*asked)
+        reads = bool(header.get("more"))
+        while header.get("more") and len(data) < PART:
+            header, more = self._held.hear()
+            data += more
         self._reading = bool(header.get("more"))
-        return self._read_on(header, data) if self._reading else header
-
-    def _asked(self, header: Header, data: bytes, seconds: float) -> dict[str, Any]:
-        answer, payload = self._held.ask(header, data, seconds)
-        return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
-
-    def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
-        """Parts of a file joined up to the size of an answer, and the guest's answer after them, if it has come."""
-        parts, size = [data], len(data)
-        while header.get("more") and size < PART:
-            header, data = self._held.hear()
-            parts.append(data)
-            size += len(data)
-        self._reading = bool(header.get("more"))
-        return _with_data({"more": True} if self._reading else {"more": True, "then": header}, b"".join(parts))
-
-
-def _with_data(header: Header, data: bytes) -> dict[str, Any]:
-    return {**header, "data": base64.b64encode(data).decode()} if data else header
+        answer = header
+        if reads:
+            answer = {"more": True} if self._reading else {"more": True, "then": header}
+        return {**answer, "data": base64.b64encode(data).decode()} if data else answer
 
 
 def _bytes_of(request: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import TaskSet
@@ -25,11 +25,8 @@ from agentgym.service.protocol.frames import CODES, DRAINING, ENV_ERROR, NORMAL_
 from agentgym.service.server import slots
 from agentgym.service.server.events import EnvErrors
 from agentgym.service.server.slots import Slot
-from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo, described
-from agentgym.service.worker.websocket import Connection
-
-if TYPE_CHECKING:  # the server reads this module for its codes, and needs no Gymnasium
-    from agentgym.core.env import Env
+from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo, described, handler_class
+from agentgym.service.worker.websocket import Connection, close_frame
 
 # Exit codes, by which the server knows how a session ended.
 ENDED, NOT_MADE = 80, 81  # no program exits with these
@@ -39,61 +36,12 @@ _LARGEST_ORDER = 1 << 16
 
 @dataclass(frozen=True)
 class SessionStart:
-    """The server's order to begin a session."""
-
     session: str
     env: str
     protocol: str
     resume: str
     slot: int
     token: str = ""
-    local: bool = False
-
-
-class ServerLink:
-    """The server's orders for one session: connections to serve, pings to answer, the end."""
-
-    def __init__(self, slot: Slot, limit: int):
-        self.slot = slot
-        self._limit = limit
-        self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()
-        self._connection: Connection | None = None
-        self.ending: tuple[str, str] | None = None
-        self.handler: ProtocolHandler | None = None
-        self.draining = False
-
-    def next(self) -> tuple[Connection, str] | None:
-        """Wait for a connection and the resume token of its hello. None: the session is to end."""
-        return self._attached.get()
-
-    def offer(self, client: socket.socket, resume: str, masked: bool = True) -> None:
-        """Serve this connection instead of the one before."""
-        if self._connection is not None:
-            self._connection.shut(socket.SHUT_RDWR)
-        self._connection = Connection(client, self.slot, self._limit, masked)
-        self._attached.put((self._connection, resume))
-
-    def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
-        """Follow one order, in another thread than the session's. Never waits."""
-        if said["do"] == "attach" and client is not None:
-            self.offer(client, said["resume"])
-        elif said["do"] == "pings" and self._connection is not None:
-            self._connection.answer_pings()
-        elif said["do"] == "drain":
-            self.draining = True
-            if self.handler is not None:
-                self.handler.draining = True
-                if self.handler.clean:
-                    self._end(DRAINING, "the server is ending", False)
-        elif said["do"] == "end":
-            self._end(said["code"], said["message"], said["deaf"])
-
-    def _end(self, code: str, message: str, deaf: bool) -> None:
-        self.ending = (code, message)
-        if self._connection is not None:
-            # A client that takes nothing would not take the last word either.
-            self._connection.shut(socket.SHUT_RDWR if deaf else socket.SHUT_RD)
-        self._attached.put(None)
 
 
 @dataclass(frozen=True)
@@ -102,9 +50,116 @@ class Served:
 
     specs: dict[str, EnvSpec]
     tasks: dict[str, TaskSet]
-    handlers: dict[str, Any]
     limits: ServiceLimits
     memory: memoryview
+
+
+class Session:
+    """One session in its worker. Its thread calls `run`; the server's orders come to `hear`, from another thread."""
+
+    def __init__(self, start: SessionStart, served: Served):
+        self._start = start
+        self._served = served
+        self._slot = Slot(served.memory, start.slot)
+        self._handler_class = handler_class(start.protocol)
+        self._handler: ProtocolHandler | None = None
+        self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()  # None: it is to end
+        self._connection: Connection | None = None
+        self._ending: tuple[str, str] | None = None
+        self._draining = False
+
+    def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
+        """Follow one order. Never waits."""
+        if said["do"] == "attach" and client is not None:
+            self._offer(client, said["resume"])
+        elif said["do"] == "pings" and self._connection is not None:
+            self._connection.answer_pings()
+        elif said["do"] == "drain":
+            self._draining = True
+            if self._handler is not None:
+                self._handler.draining = True
+                if self._handler.clean:
+                    self._end(DRAINING, "the server is ending", False)
+        elif said["do"] == "end":
+            self._end(said["code"], said["message"], said["deaf"])
+
+    def _offer(self, client: socket.socket, resume: str) -> None:
+        """Serve this connection, with this resume token in its hello, instead of the one before."""
+        if self._connection is not None:
+            self._connection.shut(socket.SHUT_RDWR)
+        self._connection = Connection(client, self._slot, self._served.limits.message_bytes)
+        self._attached.put((self._connection, resume))
+
+    def _end(self, code: str, message: str, deaf: bool) -> None:
+        self._ending = (code, message)
+        if self._connection is not None:
+            # A client that takes nothing would not take the last word either.
+            self._connection.shut(socket.SHUT_RDWR if deaf else socket.SHUT_RD)
+        self._attached.put(None)
+
+    def run(self, client: socket.socket, shared: bool = False) -> int:
+        """Serve the session to its end; returns the exit code of a process that does nothing else."""
+        start, slot, id = self._start, self._slot, self._start.env
+        spec = self._served.specs[id]
+        asked = slot.words[slots.SINCE]
+        slot.enter(slots.INIT)
+        self._offer(client, start.resume)
+        calls = CallRunner(slot, EnvErrors(id, start.session, start.token).log)
+        try:
+            env = calls.call("init", self._handler_class.make, spec, self._served.tasks.get(id))
+        except (Exception, SystemExit) as error:
+            if (attached := self._attached.get()) is not None:
+                code = error.code if isinstance(error, Refused) else ENV_ERROR
+                self._say_last(attached[0], code, f"making the environment failed: {described(error)}")
+            calls.stop()
+            return NOT_MADE
+        try:
+            if shared and self._handler_class.has_sandbox(env):
+                # A back end ties its processes to a thread, and counts their resources for the whole process.
+                if (attached := self._attached.get()) is not None:
+                    attached[0].close()
+                return NOT_SHARED
+            handler = self._handler_class(env, calls, SessionInfo(start.session, id, spec, self._served.limits))
+            slot.count_time("open", time.monotonic_ns() - asked)
+            self._handler = handler
+            handler.draining = self._draining
+            while (attached := self._attached.get()) is not None and self._serve(*attached, handler):
+                slot.enter(slots.DETACHED)
+            return ENDED
+        finally:
+            with contextlib.suppress(Exception, SystemExit):  # it is in the log, and the client is gone
+                calls.call("close", env.close)
+            calls.stop()
+
+    def _serve(self, connection: Connection, resume: str, handler: ProtocolHandler) -> bool:
+        """Serve one connection until it is over; returns whether the client may come back."""
+        words = self._slot.words
+        words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
+        words[slots.CONNECTION] += 1
+        try:
+            if (hello := handler.hello(resume if handler.resumable else None)) is not None:
+                connection.send(hello)
+            while (text := connection.receive()) is not None and self._ending is None:
+                words[slots.REQUESTS] += 1
+                if (answer := handler.answer(text)) is not None:
+                    connection.send(answer)
+                if handler.ended:
+                    connection.end(close_frame(NORMAL_CLOSE))
+                    return False
+            last = self._ending
+        except Refused as refused:
+            last = refused.code, str(refused)
+        if last is not None:
+            self._say_last(connection, *last)
+            return False
+        connection.close()
+        return handler.resumable and not connection.closed
+
+    def _say_last(self, connection: Connection, code: str, message: str) -> None:
+        self._slot.words[slots.WHY] = 1 + list(CODES).index(code)
+        if code != ENV_ERROR:  # which was counted as it was raised
+            self._slot.count_error(code)
+        connection.end(self._handler_class.last_frames(code, message))
 
 
 def receive_order(control: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
@@ -129,129 +184,51 @@ def work(control: socket.socket, served: Served, *, limit_process: Callable[[], 
         said, client = receive_order(control)
     except EOFError:  # the process was not needed
         return 0
+    if client is None:
+        return 1
     limit_process()
     if said.get("shared"):
         _share(control, said, client, served)
-    start = SessionStart(**said["start"])
-    link = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
-    _thread.start_new_thread(_listen, (control, link))  # a third of what `threading` takes, in every session
+    session = Session(SessionStart(**said["start"]), served)
+
+    def listen() -> None:
+        while True:
+            try:
+                session.hear(*receive_order(control))
+            except EOFError:
+                os._exit(1)
+
+    _thread.start_new_thread(listen, ())  # a third of what `threading` takes, in every session
     try:
-        return _run_session(start, client, link, served)
+        return session.run(client)
     finally:
         atexit._run_exitfuncs()  # of the environment's libraries
 
 
-def _listen(control: socket.socket, link: ServerLink) -> None:
-    while True:
-        try:
-            link.hear(*receive_order(control))
-        except EOFError:
-            os._exit(1)
-
-
 def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
     """Serve many sessions, each in a thread, until the server closes `control`. Reports each that ended."""
-    links: dict[str, ServerLink] = {}
+    sessions: dict[str, Session] = {}
 
-    def run(start: SessionStart, client: socket.socket) -> None:
+    def run(id: str, client: socket.socket) -> None:
         code = 1
         try:
-            code = _run_session(start, client, links[start.session], served, shared=True)
+            code = sessions[id].run(client, shared=True)
         except BaseException:
             traceback.print_exc()
-        del links[start.session]
+        del sessions[id]
         with contextlib.suppress(OSError):  # the server is gone, as the main thread hears, too
-            control.send(json.dumps({"ended": start.session, "code": code}).encode())
+            control.send(json.dumps({"ended": id, "code": code}).encode())
 
     while True:
         if "start" in said and client is not None:
             start = SessionStart(**said["start"])
-            links[start.session] = ServerLink(Slot(served.memory, start.slot), served.limits.message_bytes)
-            _thread.start_new_thread(run, (start, client))
-        elif link := links.get(said.get("session", "")):
-            link.hear(said, client)
+            sessions[start.session] = Session(start, served)
+            _thread.start_new_thread(run, (start.session, client))
+        elif session := sessions.get(said.get("session", "")):
+            session.hear(said, client)
         elif client is not None:  # its session has just ended
             client.close()
         try:
             said, client = receive_order(control)
         except EOFError:
             os._exit(ENDED)
-
-
-def _run_session(
-    start: SessionStart, client: socket.socket | None, link: ServerLink, served: Served, shared: bool = False
-) -> int:
-    """Serve one session to its end; returns the exit code of a process that does nothing else."""
-    slot, spec = link.slot, served.specs[start.env]
-    handler_class: type[ProtocolHandler] = served.handlers[start.protocol]
-    asked = slot.since()
-    slot.enter(slots.INIT)
-    if client is None:
-        return 1
-    link.offer(client, start.resume, masked=not start.local)
-    calls = CallRunner(slot, EnvErrors(start.env, start.session, start.token).log)
-    try:
-        env = calls.call("init", handler_class.make, spec, served.tasks.get(start.env))
-    except (Exception, SystemExit) as error:
-        connection, _ = link.next() or (None, "")
-        if connection is not None:
-            code = error.code if isinstance(error, Refused) else ENV_ERROR
-            _say_last(connection, slot, handler_class, code, f"making the environment failed: {described(error)}")
-        calls.stop()
-        return NOT_MADE
-    if shared and handler_class.has_sandbox(env):
-        # A back end ties its processes to a thread, and counts their resources for the whole process.
-        _close(env, calls)
-        if (attached := link.next()) is not None:
-            attached[0].close()
-        return NOT_SHARED
-    handler = handler_class(env, calls, SessionInfo(start.session, start.env, spec, served.limits))
-    slot.count_time("open", time.monotonic_ns() - asked)
-    link.handler = handler
-    handler.draining = link.draining
-    try:
-        while (attached := link.next()) is not None and _serve(*attached, handler, link, slot):
-            slot.enter(slots.DETACHED)
-    finally:
-        _close(env, calls)
-    return ENDED
-
-
-def _close(env: Env, calls: CallRunner) -> None:
-    with contextlib.suppress(Exception, SystemExit):  # it is in the log, and the client is gone
-        calls.call("close", env.close)
-    calls.stop()
-
-
-def _serve(connection: Connection, resume: str, handler: ProtocolHandler, server: ServerLink, slot: Slot) -> bool:
-    """Serve one connection until it is over; returns whether the client may come back."""
-    words = slot.words
-    words[slots.REQUESTS_THEN] = words[slots.REQUESTS]
-    words[slots.CONNECTION] += 1
-    try:
-        if (hello := handler.hello(resume if handler.resumable else None)) is not None:
-            connection.send(hello)
-        while (text := connection.receive()) is not None and server.ending is None:
-            slot.words[slots.REQUESTS] += 1
-            if (answer := handler.answer(text)) is not None:
-                connection.send(answer)
-            if handler.ended:
-                connection.end(NORMAL_CLOSE)
-                return False
-    except Refused as refused:
-        _say_last(connection, slot, type(handler), refused.code, str(refused))
-        return False
-    if server.ending is not None:
-        _say_last(connection, slot, type(handler), *server.ending)
-        return False
-    connection.close()
-    return handler.resumable and not connection.closed
-
-
-def _say_last(
-    connection: Connection, slot: Slot, handler_class: type[ProtocolHandler], code: str, message: str
-) -> None:
-    slot.words[slots.WHY] = 1 + list(CODES).index(code)
-    if code != ENV_ERROR:  # which was counted as it was raised
-        slot.count_error(code)
-    connection.end(CODES[code][1] or NORMAL_CLOSE, handler_class.last_word(code, message))

@@ -44,7 +44,6 @@ class Frames:
     buffer: bytearray = field(default_factory=bytearray)
     _opcode: int = 0
     _parts: bytearray = field(default_factory=bytearray)  # no list: a million fragments may have a byte each, or none
-    _size: int = 0
 
     def take(self, data: bytes) -> tuple[int, bytes] | None:
         """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer."""
@@ -73,10 +72,9 @@ class Frames:
                     return opcode, payload
                 self._opcode = opcode
             self._parts += payload
-            self._size += len(payload)
             if fin:
                 whole = self._opcode, bytes(self._parts)
-                self._opcode, self._size = 0, 0
+                self._opcode = 0
                 self._parts.clear()
                 return whole
         return None
@@ -98,7 +96,7 @@ class Frames:
             if len(buffer) < start:
                 return None
             size = int.from_bytes(buffer[2:start], "big")
-        if opcode < CLOSE and self._size + size > self.limit:
+        if opcode < CLOSE and len(self._parts) + size > self.limit:
             raise Refused(TOO_LARGE, f"a message has at most {self.limit:,} bytes", fatal=True)
         mask = start
         start += 4 * self.masked
@@ -141,11 +139,11 @@ def _bad(why: str) -> Refused:
 class Connection:
     """A worker's end of a connection. The session's thread calls `receive`, `send` and `end`; any thread the rest."""
 
-    def __init__(self, sock: socket.socket, slot: Slot, limit: int, masked: bool = True):
+    def __init__(self, sock: socket.socket, slot: Slot, limit: int):
         sock.setblocking(True)
         self._socket = sock
         self._slot = slot
-        self._frames = Frames(limit, masked)
+        self._frames = Frames(limit)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self.closed = False  # whether the client ended it in good order
@@ -179,7 +177,6 @@ class Connection:
                 message = frames.next()
 
     def _received(self) -> bytes:
-        """Wait for more bytes; empty if the connection is over."""
         frames, words = self._frames, self._slot.words
         # Of a message that has begun, the time runs from its first byte; a ping that came in pieces was none.
         state = READING if frames.buffer or frames._opcode else WAITING
@@ -209,13 +206,9 @@ class Connection:
             self._slot.enter(WRITING)
         return self._write(data)
 
-    def end(self, code: int = NORMAL_CLOSE, word: str | None = None) -> None:
-        """Send a last message, if any, and a close frame.
-
-        They leave together, so that a client that has read the message does not call again on a closing connection.
-        """
+    def end(self, last: bytes) -> None:
         self._slot.enter(WRITING)
-        self._write((b"" if word is None else encoded(TEXT, word.encode())) + close_frame(code))
+        self._write(last)
         self.shut(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> bool:

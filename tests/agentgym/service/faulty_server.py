@@ -17,9 +17,8 @@ from aiohttp import WSMsgType, web
 
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
-from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, last_word
-from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.protocol_handler import SessionInfo
+from agentgym.service.protocol.frames import RESUME_HEADER, ServiceLimits, error_frame
+from agentgym.service.worker.protocol_handler import AgentgymHandler, SessionInfo
 
 
 class _Calls:
@@ -130,7 +129,7 @@ class FaultyServer:
             await ws.send_str('{"hello": "world"}')
             return ws
         if how not in ("ok", "other"):
-            await ws.send_str(last_word(how, "said by the double"))
+            await ws.send_json(error_frame(how, "said by the double", fatal=True))
             await ws.close()
             return ws
         handler, name = self._handler(resume)

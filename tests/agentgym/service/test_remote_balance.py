@@ -13,7 +13,7 @@ import agentgym
 from agentgym.core.registration import spec
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import Episode, close_env, run_episode, run_many
-from agentgym.service.client import acquire_session, balance, lookup
+from agentgym.service.client import balance, lookup
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.balance import Pool
 
@@ -199,7 +199,7 @@ def test_servers_that_all_refuse_for_good_are_not_waited_for() -> None:
     assert time.monotonic() - begun < 30
 
 
-@pytest.mark.parametrize(("times", "opens"), [(acquire_session.BROKEN_TRIES - 1, True), (100, False)])
+@pytest.mark.parametrize(("times", "opens"), [(balance.BROKEN_TRIES - 1, True), (100, False)])
 def test_a_server_that_says_that_it_failed_is_asked_a_few_times(
     times: int, opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentgym.sandbox.served import Most, ServedSandbox, Total
 from agentgym.service.protocol.frames import CODES, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, OWN_CALLS
-from agentgym.service.server.session_server import sandbox_spec
+from agentgym.service.server.env_server import sandbox_spec
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
 from agentgym.service.worker.sandbox_handler import SandboxHandler

@@ -410,9 +410,9 @@ def test_512_sessions_at_once_of_all_kinds(tmp_path, many_files):
         metrics = command.metrics()
         assert metrics["slot_return_seconds_count"] == ended["DEADLINE"] + ended["IDLE"] + ended["TOO_SLOW"]
         mean = metrics["slot_return_seconds_sum"] / metrics["slot_return_seconds_count"]
-        slowest = metrics["slot_return_seconds_max"]
-        print(f"\nslots returned after their limit: {mean:.3f} s mean, {slowest:.3f} s at most")
-        assert slowest < 20  # 1 s on a machine that does nothing else
+        print(f"\nslots returned after their limit: {mean:.3f} s mean")
+        # 1 s on a machine that does nothing else
+        assert metrics['slot_return_seconds_bucket{le="20"}'] == metrics["slot_return_seconds_count"]
         asyncio.run(warm(command))
         settled(command, before)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "temp"]  # no core file

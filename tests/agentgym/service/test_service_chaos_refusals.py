@@ -167,12 +167,12 @@ def test_a_body_over_the_limit_is_refused():
 
 
 def test_who_says_nothing_over_mcp_is_not_kept():
-    """The server itself answers this one: its connection goes with its session."""
-
     async def wait():
         async with serving(limits={"idle_seconds": 0.5}) as server, browsing(server) as http:
             async with http.ws_connect("/mcp") as ws:
                 await until(lambda: len(server.sessions.open) == 1)
+                told = await ws.receive_json(timeout=SECONDS)
+                assert (told["error"]["code"], "(IDLE)" in told["error"]["message"]) == (-32000, True)
                 message = await asyncio.wait_for(ws.receive(), SECONDS)
                 assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
             await until(lambda: not server.sessions.open)

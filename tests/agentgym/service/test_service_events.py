@@ -159,7 +159,7 @@ def test_a_server_measures_itself():
     assert 0 < found['open_seconds_sum{env="faulty"}'] < SECONDS
     assert found['reset_seconds_count{env="faulty"}'] == 2
     assert found['reset_seconds_bucket{env="faulty",le="+Inf"}'] == 2
-    assert found["front_lag_seconds_count"] == found['front_lag_seconds_bucket{le="+Inf"}'] > 0
+    assert found["event_loop_lag_seconds_count"] == found['event_loop_lag_seconds_bucket{le="+Inf"}'] > 0
     assert found['memory_bytes{of="server"}'] > 10 << 20
     assert found['memory_bytes{of="sessions",env="faulty"}'] > 1 << 19
     assert found['connections{state="busy"}'] == 1

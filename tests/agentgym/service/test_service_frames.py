@@ -20,8 +20,7 @@ from agentgym.service.protocol.frames import (
     rng_to_json,
 )
 from agentgym.service.server.slots import Slot, make_memory, map_memory
-from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
 

@@ -26,8 +26,7 @@ from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused, ServiceLimits
 from agentgym.service.server.slots import Slot, make_memory, map_memory
-from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames
 
 LIMIT = 5000

@@ -18,8 +18,7 @@ from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
 from agentgym.service.server import slots
 from agentgym.service.server.slots import Slot
-from agentgym.service.worker.agentgym_handler import AgentgymHandler
-from agentgym.service.worker.protocol_handler import CallRunner, SessionInfo
+from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
 WAIT = 20.0

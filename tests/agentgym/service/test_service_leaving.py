@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from service_harness import Client, alive, browsing, parent_of, serving, session, until
 
-from agentgym.service.server.handshake import relayed
+from agentgym.service.server.http_connections import relayed
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
@@ -102,7 +102,7 @@ def test_what_is_to_be_relayed_may_have_gone():
     asyncio.run(play())
 
 
-def test_tasks_are_told_to_a_front_that_has_left():
+def test_tasks_are_told_to_a_server_that_has_left():
     for question in ("", json.dumps({"env": "nowhere"}) + "\n"):
         server, theirs = socket.socketpair()
         server.sendall(question.encode())
@@ -123,7 +123,7 @@ def test_the_process_that_tells_tasks_is_replaced_when_it_has_died():
     asyncio.run(play())
 
 
-def test_a_zygote_whose_front_has_left_says_nothing_of_it(capfd):
+def test_a_zygote_whose_server_has_left_says_nothing_of_it(capfd):
     async def play():
         async with serving(workers=2) as server, browsing(server) as http:
             client = await (await Client(http).connect()).begin()

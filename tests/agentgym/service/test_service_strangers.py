@@ -10,8 +10,8 @@ import zlib
 
 from service_harness import SECONDS, browsing, serving, session, until
 
-from agentgym.service.server.bodies import inflated
-from agentgym.service.server.session_server import SPARE_CONNECTIONS
+from agentgym.service.server.env_server import SPARE_CONNECTIONS
+from agentgym.service.server.http_connections import inflated
 
 TOKEN = "t" * 20
 UPGRADE = {
@@ -107,7 +107,7 @@ class TestConnections:
                 async with session(server, token=TOKEN) as client:
                     await client.begin()
                     assert (await ann.get("/envs")).status == 200
-                    kept = next(iter(server.connections._known))
+                    kept = next(iter(server.connections.known))
                     with idle(server.port, cap + 30):
                         await until(lambda: server.connections.cut["capacity"] >= 30)
                         async with browsing(server) as probe:
@@ -115,7 +115,7 @@ class TestConnections:
                         async with session(server, token=TOKEN) as another:
                             assert (await another.begin()).pid
                         assert (await client.step("echo on"))["result"]
-                        assert kept in server.connections._known, "the one with a token was cut"
+                        assert kept in server.connections.known, "the one with a token was cut"
                         assert (await ann.get("/envs")).status == 200
                         assert len(server.connections) <= cap
                 await until(lambda: server.connections.states()["anonymous"] == 0)
@@ -151,10 +151,10 @@ class TestConnections:
                 assert await asyncio.to_thread(asked, server.port, whole, part) == [b"200", b"", b""]
                 assert await asyncio.to_thread(asked, server.port, whole + part) == [b"200", b""]
                 assert (await http.get("/health")).status == 200
-                [kept] = server.connections._strangers
+                [kept] = server.connections.strangers
                 await asyncio.sleep(1.0)  # with no request begun it may wait
                 assert (await http.get("/health")).status == 200
-                assert list(server.connections._strangers) == [kept]
+                assert list(server.connections.strangers) == [kept]
 
         asyncio.run(knock())
 
