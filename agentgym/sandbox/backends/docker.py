@@ -10,9 +10,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
@@ -29,7 +29,6 @@ from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.channel import SocketStream
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command, source
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images import engine_images
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -75,7 +74,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
     try:
         path = _path(api, image) if images.is_reference(spec.image) else SYSTEM_PATH
         user = own_user(_few_users(api))
-        stream = _started(api, name, image, spec, run, user, masked)
+        stream = _start(api, name, image, partial(_config, api, image, spec, run, user, masked))
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
@@ -102,8 +101,7 @@ def _masked(image: str, run: str) -> Sequence[str]:
     if not images.is_reference(image):
         return ()
     api = engine.client()
-    with engine.failures(f"looking for the image {image}"):
-        id = api.inspect_image(image)["Id"] if engine_images.way_of(api, image) is not None else ""
+    id = (engine.inspect_image(api, image) or {}).get("Id", "")
     if id and id not in _covers:
         with closing(_open(SandboxSpec(image=image), run)) as box:
             search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
@@ -121,14 +119,24 @@ def _masked(image: str, run: str) -> Sequence[str]:
     return _covers.get(id, ())
 
 
-def _started(
-    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str]
+def _start(
+    api: APIClient, name: str, image: str, config: Callable[[Sequence[str]], Mapping[str, Any]]
 ) -> AttachedStream:
+    """Start a container with all wishes that the engine grants; `config` makes its settings of them."""
     where = engine.address()
     while True:
         wishes = [wish for wish in WISHES if (where, wish) not in _refused]
         try:
-            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes, masked))
+            with engine.failures(f"starting a sandbox of {image}"):
+                api.create_container_from_config(config(wishes), name)
+                # Before the start, so that nothing that it writes is missed.
+                stream = AttachedStream(api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
+                try:
+                    api.start(name)
+                except BaseException:
+                    stream.close()
+                    raise
+                return stream
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
@@ -140,51 +148,19 @@ def _started(
         _refused.add((where, refused))
 
 
-def _start(
-    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, host_config: Mapping[str, Any]
-) -> AttachedStream:
-    from docker.types import ContainerConfig
+def _config(
+    api: APIClient, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str], wishes: Sequence[str]
+) -> Mapping[str, Any]:
+    from docker.types import ContainerConfig, DriverConfig, LogConfig, Mount
 
-    with engine.failures(f"starting a sandbox of {image}"):
-        if spec.network and not api.networks(names=["bridge"]):
-            raise SandboxError(
-                f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
-                "it was started with --bridge=none"
-            )
-        config = ContainerConfig(
-            api.api_version,
-            image=image,
-            command=[],
-            entrypoint=guest_command(),
-            user="0:0",
-            working_dir="/",
-            hostname="sandbox",
-            stdin_open=True,  # and StdinOnce by that: it ends with its first connection
-            stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
-            healthcheck={"test": ["NONE"]},
-            labels={LABEL + key: value for key, value in marks(run).items()},
-            host_config=host_config,
+    if spec.network and not api.networks(names=["bridge"]):
+        raise SandboxError(
+            f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
+            "it was started with --bridge=none"
         )
-        api.create_container_from_config(config, name)
-        # Before the start, so that nothing that it writes is missed.
-        stream = AttachedStream(api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
-        try:
-            api.start(name)
-        except BaseException:
-            stream.close()
-            raise
-    return stream
-
-
-def _host_config(
-    api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str], masked: Sequence[str]
-) -> dict[str, Any]:
-    from docker.types import DriverConfig, LogConfig, Mount
-
     mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
-    own = f"uid={user},gid={GROUP_ID}"
     devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
-    config: dict[str, Any] = api.create_host_config(
+    host_config = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
         init=False,
@@ -192,7 +168,7 @@ def _host_config(
         ipc_mode="private",
         read_only=True,
         tmpfs={
-            WORKSPACE: f"{mount},mode=0755,{own}",
+            WORKSPACE: f"{mount},mode=0755,uid={user},gid={GROUP_ID}",
             "/tmp": f"{mount},mode=1777",
             PRIVATE: f"{mount},mode=0755",
             "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
@@ -207,7 +183,21 @@ def _host_config(
         security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
     )
-    return {**config, "MaskedPaths": list(masked)} if masked else config
+    config: Mapping[str, Any] = ContainerConfig(
+        api.api_version,
+        image=image,
+        command=[],
+        entrypoint=guest_command(),
+        user="0:0",
+        working_dir="/",
+        hostname="sandbox",
+        stdin_open=True,  # and StdinOnce by that: it ends with its first connection
+        stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
+        healthcheck={"test": ["NONE"]},
+        labels={LABEL + key: value for key, value in marks(run).items()},
+        host_config={**host_config, "MaskedPaths": list(masked)} if masked else host_config,
+    )
+    return config
 
 
 @cache
@@ -222,8 +212,7 @@ def _few_users(api: APIClient) -> bool:
 
 
 def _path(api: APIClient, image: str) -> str:
-    with engine.failures(f"looking for the image {image}"):
-        settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
+    settings = (engine.inspect_image(api, image) or {"Config": {}})["Config"].get("Env") or []
     return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
 
 

@@ -21,7 +21,6 @@ from agentgym.core.extensions import ExtensionPoint
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap, engine
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images import engine_images
 from agentgym.sandbox.pool import Places, SandboxPool
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _try_one(name: str, image: str, source: str) -> Choice:
 def _why_not_docker(image: str) -> str | None:
     tag = images.docker_tag(image)
     try:
-        there = engine_images.way_of(engine.client(ENGINE_SECONDS), tag) is not None
+        there = engine.way_of(engine.client(ENGINE_SECONDS), tag) is not None
     except SandboxError as error:
         return str(error)
     todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"

@@ -18,19 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.guest.project_files import project_files
-from agentgym.sandbox.images import debian, engine_images
+from agentgym.sandbox.images import debian
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 WAYS = ("auto", "registry", "packages")
 FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
-LOCK_TIMEOUT = 1800.0  # seconds to wait for another process that builds
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def is_reference(image: str) -> bool:
 
 def docker_tag(image: str) -> str:
     """The Docker image of a folder of `sandboxes/`, or the reference itself."""
-    return image if is_reference(image) else image_tag(image)
+    return image if is_reference(image) else recipe(image).tag
 
 
 def docker_command(image: str) -> str:
@@ -111,13 +110,10 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, folder, digest.hexdigest()[:12])
 
 
-def image_tag(name: str) -> str:
-    return recipe(name).tag
-
-
 def rootfs(name: str) -> Path | None:
     """The root folder of an image, or None if it is not built. ValueError if there is no such image."""
-    return _kept(recipe(name).place)[0]
+    place = recipe(name).place
+    return place / "rootfs" if _record(place) else None
 
 
 def cache_folder() -> Path:
@@ -150,30 +146,30 @@ def build(
     place = what.place
     with _locked(say):
         api = _engine(how, docker, say)
-        root, way = _kept(place)
-        tagged = engine_images.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", way):
-            root = None
+        kept = _record(place)
+        if kept and (force or how not in ("auto", kept["way"])):
+            kept = None
+        tagged = engine.way_of(api, what.tag) if api else None
         if force or how not in ("auto", tagged):
             tagged = None
-        fresh = root is None or (api is not None and tagged is None)
-        if root is None and tagged is None:
+        fresh = kept is None or (api is not None and tagged is None)
+        if kept is None and tagged is None:
             tagged = _make(what, how, api, say)
-        if root is None and tagged is not None and api is not None:
+        if kept is None and tagged is not None and api is not None:
             with _work(place) as work:
                 say("copying the image's files out of Docker")
-                exported = engine_images.export(api, what.tag, work)
+                exported = engine.export_image(api, what.tag, work)
                 if next(project_files(str(exported)), None):
                     api.remove_image(what.tag, force=True)
                 _publish(exported, place, tagged)
-        root, way = _kept(place)
-        if root is None or way is None:
+        kept = _record(place)
+        if kept is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
+        root, way = place / "rootfs", kept["way"]
         if api is not None and tagged is None:
             say("importing it into Docker")
-            engine_images.load(api, root, what.tag, name, way)
-    size = json.loads((place / "image.json").read_text())["bytes"]
-    return Built(name, way, root, what.tag if api else None, size, time.monotonic() - started, fresh)
+            engine.load_image(api, root, what.tag, name, way)
+    return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
 
 
 def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], None]) -> str | None:
@@ -181,7 +177,7 @@ def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], No
     way, why = _choose(what, how, api)
     say(f"from {'the registry' if way == 'registry' else 'Debian packages'}: {why}")
     if way == "registry" and api is not None:
-        engine_images.build(api, what.folder, what.tag, what.name, say)
+        engine.build_image(api, what.folder, what.tag, what.name, say)
         return way
     with _work(what.place) as work:
         _publish(debian.unpack(what.packages, what.requirements, work, say), what.place, way)
@@ -193,8 +189,8 @@ def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
         return how, "asked for"
     if api is None:
         return "packages", "no Docker image is made"
-    base = engine_images.base_of(what.folder / "Dockerfile")
-    refusal = engine_images.unreachable(base)
+    base = base_of(what.folder / "Dockerfile")
+    refusal = engine.unreachable(base)
     if refusal is None:
         return "registry", f"{base} is at hand"
     if missing := debian.missing_tools():
@@ -216,9 +212,21 @@ def _engine(how: str, docker: bool | None, say: Callable[[str], None]) -> APICli
     return engine.client()
 
 
-def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
-    record = place / "image.json"
-    return (place / "rootfs", json.loads(record.read_text())["way"]) if record.is_file() else (None, None)
+def base_of(dockerfile: Path) -> str:
+    for line in dockerfile.read_text().splitlines():
+        words = line.split()
+        if words and words[0].upper() == "FROM":
+            return next(word for word in words[1:] if not word.startswith("--"))
+    raise SandboxError(f"{dockerfile} has no FROM line")
+
+
+def _record(place: Path) -> dict[str, Any] | None:
+    """How a root folder was built, its size and when; None if there is none."""
+    try:
+        record: dict[str, Any] = json.loads((place / "image.json").read_text())
+    except FileNotFoundError:
+        return None
+    return record
 
 
 @contextmanager
@@ -262,16 +270,9 @@ def _locked(say: Callable[[str], None]) -> Iterator[None]:
     except OSError as error:
         raise SandboxError(f"{folder} cannot be written to: {error}; XDG_CACHE_HOME names another place") from error
     with lock:
-        deadline, told = time.monotonic() + LOCK_TIMEOUT, False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise SandboxError(f"another build has held {lock.name} for {LOCK_TIMEOUT:g} s") from error
-            if not told:
-                say("waiting for another build to end")
-                told = True
-            time.sleep(0.2)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another build to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from agentgym.sandbox.api import SandboxError
 
@@ -86,15 +87,17 @@ def _download(packages: Sequence[str], work: Path, say: Callable[[str], None]) -
 
 def _apt(arguments: Sequence[str], options: Mapping[str, object]) -> None:
     settings = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    run(["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, DEBIAN_FRONTEND="noninteractive", LC_ALL="C")
+    _run(
+        ["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, DEBIAN_FRONTEND="noninteractive", LC_ALL="C"
+    )
 
 
-def run(command: Sequence[str], timeout: float, **env: str) -> None:
+def _run(
+    command: Sequence[str], timeout: float, stdin: IO[bytes] | int | None = subprocess.DEVNULL, **env: str
+) -> None:
     settings = os.environ | env
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=settings, check=False
-        )
+        done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=timeout, env=settings, check=False)
     except subprocess.TimeoutExpired as error:
         raise SandboxError(f"{command[0]} did not end within {timeout:g} s") from error
     except OSError as error:
@@ -106,21 +109,15 @@ def run(command: Sequence[str], timeout: float, **env: str) -> None:
 
 def _extract(archive: Path, root: Path) -> None:
     excluded = [f"--exclude=./usr/share/{name}" for name in LEFT_OUT] + ["--exclude=*/gconv"]
-    options = ["--no-same-owner", "--keep-directory-symlink", *excluded]
-    with subprocess.Popen(
-        ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as source:
+    command = ["tar", "-x", "-C", str(root), "--no-same-owner", "--keep-directory-symlink", *excluded]
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as source:
         try:
-            command = ["tar", "-x", "-C", str(root), *options]
-            done = subprocess.run(
-                command, stdin=source.stdout, capture_output=True, timeout=UNPACK_TIMEOUT, check=False
-            )
-        except subprocess.TimeoutExpired as error:
+            _run(command, UNPACK_TIMEOUT, source.stdout)
+        except SandboxError as error:
             source.kill()
-            raise SandboxError(f"{archive.name} was not unpacked within {UNPACK_TIMEOUT:g} s") from error
-        said = done.stderr + (source.stderr.read() if source.stderr else b"")
-    if done.returncode or source.returncode:
-        raise SandboxError(f"{archive.name} cannot be unpacked: {said.decode(errors='replace').strip()[-300:]}")
+            raise SandboxError(f"{archive.name} cannot be unpacked: {error}") from error
+    if source.returncode:
+        raise SandboxError(f"{archive.name} cannot be unpacked: dpkg-deb failed with {source.returncode}")
 
 
 def _finish(root: Path) -> None:
@@ -165,7 +162,7 @@ def _install(requirements: Path, root: Path) -> None:
     target = root / f"usr/local/lib/python{version}/dist-packages"
     options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--disable-pip-version-check", "--quiet"]
     arguments = ["install", *options, *platforms, *choice, "--target", str(target), "-r", str(requirements)]
-    run([sys.executable, "-m", "pip", *arguments], DOWNLOAD_TIMEOUT)
+    _run([sys.executable, "-m", "pip", *arguments], DOWNLOAD_TIMEOUT)
 
 
 def _compile(root: Path, say: Callable[[str], None]) -> None:
@@ -181,7 +178,7 @@ def _compile(root: Path, say: Callable[[str], None]) -> None:
         raise SandboxError("the packages contain no dynamic loader (libc6)")
     command = [str(loaders[0]), "--library-path", libraries, str(python), "-S", "-m", "compileall", *options]
     try:
-        run([*command, *folders], UNPACK_TIMEOUT, PYTHONHOME=str(root / "usr"))
+        _run([*command, *folders], UNPACK_TIMEOUT, PYTHONHOME=str(root / "usr"))
     except SandboxError as error:
         # A package may carry a file for another Python; the rest is compiled.
         say(f"some Python files were not compiled: {error}")

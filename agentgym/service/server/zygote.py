@@ -24,7 +24,7 @@ from typing import Any
 from agentgym.core.registration import EnvSpec
 from agentgym.processes.cgroups import Group
 from agentgym.processes.child_process import adopt_orphans, children, die_with, end_children, kill
-from agentgym.processes.gc_freeze import settle_memory
+from agentgym.processes.subprocess_query import settle_memory
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, limit_memory
 from agentgym.service.server.sandbox_gc import Sweeps, may_be, sweep

@@ -84,7 +84,7 @@ class TestChoosing:
     @pytest.mark.docker
     @pytest.mark.bubblewrap
     def test_an_engine_without_the_image_is_not_taken(self, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.images.build.image_tag", lambda name: f"agentgym/{name}:never-built")
+        monkeypatch.setattr("agentgym.sandbox.images.build.docker_tag", lambda name: f"agentgym/{name}:never-built")
         choice = choose()
         assert choice.name == "bubblewrap"
         assert "has no image agentgym/python:never-built" in choice.reason

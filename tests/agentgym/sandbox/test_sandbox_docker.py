@@ -115,7 +115,7 @@ class TestNoEngine:
 
     def test_an_unknown_image_is_a_mistake_and_lists_those_that_there_are(self):
         with pytest.raises(ValueError, match="no image 'pyhton'; there are python"):
-            images.image_tag("pyhton")
+            images.docker_tag("pyhton")
 
 
 @pytest.mark.docker
@@ -182,18 +182,16 @@ class TestContainer:
 
     def test_an_image_of_ones_own_is_named_by_its_reference(self, open_box):
         api = engine.client()
-        api.tag(images.image_tag("python"), "agentgym-test/own", "1")
+        api.tag(images.docker_tag("python"), "agentgym-test/own", "1")
         try:
             assert open_box(image="agentgym-test/own:1").exec("python3 -c 'print(1)'").stdout == "1\n"
         finally:
             api.remove_image("agentgym-test/own:1")
 
     def test_an_image_without_python_is_an_error_that_says_so(self, tmp_path):
-        from agentgym.sandbox.images import engine_images
-
         (tmp_path / "root").mkdir()
         (tmp_path / "root" / "only").write_text("a file")
-        engine_images.load(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
+        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
         try:
             with pytest.raises(SandboxError, match="has no python3, which sandboxes require"):
                 open_docker(SandboxSpec(image="agentgym-test/bare:1"), RUN)
@@ -259,7 +257,7 @@ class TestOwner:
         labels = {**marks(f"{RUN}-left"), "pid": ended.stdout.decode().strip()}
         api = engine.client()
         container = api.create_container(
-            images.image_tag("python"), ["sleep", "1000"], labels={LABEL + key: value for key, value in labels.items()}
+            images.docker_tag("python"), ["sleep", "1000"], labels={LABEL + key: value for key, value in labels.items()}
         )
         api.start(container["Id"])
         try:
