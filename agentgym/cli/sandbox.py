@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from agentgym.core.usage_error import UsageError, instead
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from agentgym.sandbox.cleanup import Survey
     from agentgym.sandbox.discovery import Found
 
 
@@ -76,21 +76,20 @@ def _build(args: argparse.Namespace) -> int:
     return 1 if any(record["error"] for record in records) else 0
 
 
-def _survey() -> Survey:
-    from agentgym.sandbox.cleanup import sandboxes
-
-    survey = sandboxes()
-    for backend, reason in survey.unasked.items():
+def _tell_unasked(unasked: Mapping[str, str]) -> None:
+    for backend, reason in unasked.items():
         print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
-    return survey
 
 
 def _list(args: argparse.Namespace) -> int:
-    survey = _survey()
+    from agentgym.sandbox.backends.select import sandboxes
+
+    found, unasked = sandboxes()
+    _tell_unasked(unasked)
     if args.json:
-        print_json([asdict(f) for f in survey.found])
-    elif survey.found:
-        print_table(_table(survey.found))
+        print_json([asdict(f) for f in found])
+    elif found:
+        print_table(_table(found))
     else:
         print("no sandboxes")
     return 0
@@ -112,13 +111,14 @@ def _table(found: list[Found]) -> Table:
 
 def _cleanup(args: argparse.Namespace) -> int:
     from agentgym.sandbox.api import SandboxError
-    from agentgym.sandbox.cleanup import cleanup
+    from agentgym.sandbox.backends.select import cleanup
 
     try:
-        removed = cleanup(everything=args.all, run=args.of_run, survey=_survey())
+        removed, unasked = cleanup(everything=args.all, run=args.of_run)
     except SandboxError as error:
         print(f"agentgym sandbox: {error}", file=sys.stderr)
         return 1
+    _tell_unasked(unasked)
     if args.json:
         print_json([asdict(f) for f in removed])
     else:

@@ -45,7 +45,6 @@ class Group:
 
     @property
     def every(self) -> tuple[Path, ...]:
-        """All folders, in the order in which they can be removed."""
         return tuple(f for f in (self.programs, *self.folders, self.whole) if f is not None)
 
     def processes(self) -> list[int]:
@@ -117,12 +116,8 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
     if version == 2:
-        return {
-            "memory.max": memory,
-            "memory.swap.max": "0",
-            "pids.max": str(limits.pids),
-            "cpu.max": f"{quota} {PERIOD}",
-        }
+        pids = str(limits.pids)
+        return {"memory.max": memory, "memory.swap.max": "0", "pids.max": pids, "cpu.max": f"{quota} {PERIOD}"}
     return {
         "memory.limit_in_bytes": memory,
         "memory.memsw.limit_in_bytes": memory,
@@ -140,7 +135,14 @@ def remove(group: Group, patience: float = 10.0) -> bool:
         for pid in group.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        left = [folder for folder in group.every if not _gone(folder)]
+        left = []
+        for folder in group.every:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                left.append(folder)
         if not left:
             return True
         if time.monotonic() > until:
@@ -164,7 +166,6 @@ def _own() -> dict[str, str]:
 
 
 def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, ...]]:
-    """In version 1, this process's own folders, each with its controllers, memory first."""
     if missing := [name for name in controllers if not (ROOT / name / "cgroup.procs").exists()]:
         raise OSError(f"no control groups for {', '.join(missing)} under {ROOT}")
     own = _own()
@@ -200,13 +201,3 @@ def _delegate(folder: Path, controllers: Sequence[str]) -> None:
     file = folder / "cgroup.subtree_control"
     if not set(controllers) <= set(file.read_text().split()):
         file.write_text(" ".join(f"+{name}" for name in controllers))
-
-
-def _gone(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

@@ -1,10 +1,6 @@
-"""Run a function in another process, under a timeout that holds whatever the function does.
+"""Run a function in another process, under a timeout that holds even if it computes in C with the interpreter lock held.
 
-Code that is handed a model's text can compute for ever, in C and with the interpreter lock held, where neither a thread
-nor a signal handler stops it. The function is trusted, its arguments are not; its result comes back as JSON, so this process
-runs nothing that a worker sends.
-
-    call_isolated("math:factorial", 5, timeout=1.0)    # 120
+The function is trusted, its arguments are not; its result comes back as JSON, so this process runs nothing that a worker sends.
 """
 
 import atexit
@@ -43,8 +39,7 @@ class NoWorker(RuntimeError):
     """No worker was free, or ready, in time, or it ended too early: the function has not run."""
 
 
-class _DiedEarly(NoWorker):
-    pass
+class _DiedEarly(NoWorker): ...
 
 
 class WorkerDied(RuntimeError):
@@ -175,7 +170,6 @@ class Worker:
         self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's process."""
         self._pipe.close()
         self._process.returncode = 0  # else Popen would wait for what is no child of this process
 
@@ -187,7 +181,6 @@ _workers: set[Worker] = set()
 
 @contextlib.contextmanager
 def _worker() -> Iterator[Worker]:
-    """A worker for one call. It is kept for the next call unless this one failed in a way that may have harmed it."""
     free = _free
     if not free.acquire(timeout=WAIT_SECONDS):
         raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
@@ -279,7 +272,6 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _module_of_file(file: str) -> Any:
-    """A script imported as a module, once per worker, under a name other than __main__."""
     if file not in sys.modules:
         spec = importlib.util.spec_from_file_location("__isolated_main__", file)
         if spec is None or spec.loader is None:

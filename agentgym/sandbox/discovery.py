@@ -29,7 +29,6 @@ class Found:
 
 
 def marks(run: str) -> dict[str, str]:
-    """The record of a sandbox that this process makes now."""
     pid = os.getpid()
     return {"run": run, "pid": str(pid), "born": str(_birth(pid)), "host": this_host(), "started": f"{time.time():.3f}"}
 

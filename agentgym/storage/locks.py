@@ -48,15 +48,8 @@ def lock_held(lock: Path) -> bool:
 def _cannot_be_taken(lock: Path) -> bool:
     """For systems without a list of locks: whether a shared lock, held for an instant, is refused."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False

@@ -154,7 +154,6 @@ def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
 
 
 def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """The problem with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
     if options := schema.get("anyOf"):
         fits = any(_problem_of_value(value, option) is None for option in options)
         return None if fits else f"must be {' or '.join(map(_wanted, options))}, not {_kind(value)}"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,7 @@ from agentgym.sandbox.backends.limits import (
     own_user,
 )
 from agentgym.sandbox.discovery import Found, found, marks
-from agentgym.sandbox.guest.channel import SocketStream
-from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command, source
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
 from agentgym.sandbox.images import build as images
 
 if TYPE_CHECKING:
@@ -72,8 +70,11 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
     engine.hold()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
-        path = _path(api, image) if images.is_reference(spec.image) else SYSTEM_PATH
-        user = own_user(_few_users(api))
+        known = engine.inspect_image(api, image) if images.is_reference(spec.image) else None
+        settings = known["Config"].get("Env") or [] if known else []
+        path = next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
+        options = _info(api).get("SecurityOptions") or []
+        user = own_user(few=any(kind in option for option in options for kind in ("name=userns", "name=rootless")))
         stream = _start(api, name, image, partial(_config, api, image, spec, run, user, masked))
     except BaseException as error:
         _remove_quietly(name)
@@ -108,10 +109,9 @@ def _masked(image: str, run: str) -> Sequence[str]:
             with engine.failures("looking at its container"):
                 usual = api.inspect_container(box.id)["HostConfig"].get("MaskedPaths") or []
         if not search.ok or search.truncated:
-            raise SandboxError(
-                f"the image {image} could not be searched for files of agentgym, which programs must not see: "
-                f"{'too slow' if search.timed_out else search.stderr[-300:] or 'too many'}"
-            )
+            why = "too slow" if search.timed_out else search.stderr[-300:] or "too many"
+            what = "could not be searched for files of agentgym, which programs must not see"
+            raise SandboxError(f"the image {image} {what}: {why}")
         found = json.loads(search.stdout)
         _covers[id] = [*usual, *found] if found else []
         if found:
@@ -154,10 +154,8 @@ def _config(
     from docker.types import ContainerConfig, DriverConfig, LogConfig, Mount
 
     if spec.network and not api.networks(names=["bridge"]):
-        raise SandboxError(
-            f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
-            "it was started with --bridge=none"
-        )
+        why = f"the Docker Engine at {engine.address()} has no bridge network: it was started with --bridge=none"
+        raise SandboxError(f"the sandbox needs a network, but {why}")
     mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
     devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
     host_config = api.create_host_config(
@@ -206,16 +204,6 @@ def _info(api: APIClient) -> dict[str, Any]:
     return info
 
 
-def _few_users(api: APIClient) -> bool:
-    options = _info(api).get("SecurityOptions") or []
-    return any(name in option for option in options for name in ("name=userns", "name=rootless"))
-
-
-def _path(api: APIClient, image: str) -> str:
-    settings = (engine.inspect_image(api, image) or {"Config": {}})["Config"].get("Env") or []
-    return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
-
-
 def _reason(name: str, stream: AttachedStream) -> str:
     if said := stream.demultiplexer.stderr.decode(errors="replace").strip():
         return f"it wrote: {said}"
@@ -243,20 +231,13 @@ def remove(id: str) -> None:
     """Remove a container and all in it, if it is not gone already. Raises SandboxError if it stays."""
     from docker.errors import APIError, NotFound
 
-    with engine.failures(f"removing the sandbox {id}"):
+    with engine.failures(f"removing the sandbox {id}"), suppress(NotFound):
         try:
             engine.client().remove_container(id, force=True, v=True)
-        except NotFound:
-            return
         except APIError as error:
             if error.status_code != 409:  # 409: it is being removed already
                 raise
-    until = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < until:
-        if _is_gone(id):
-            return
-        time.sleep(0.02)
-    raise SandboxError(f"the sandbox {id} is still there {GONE_SECONDS:g} s after it was removed")
+        engine.client().wait(id, timeout=GONE_SECONDS, condition="removed")
 
 
 def docker_sandboxes() -> list[Found]:
@@ -322,8 +303,6 @@ class Demultiplexer:
 
 
 class AttachedStream(SocketStream):
-    """A stream over the result of the SDK's `attach_socket`: the container's stdin and stdout."""
-
     def __init__(self, attached: Any) -> None:
         # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
         super().__init__(getattr(attached, "_sock", attached))

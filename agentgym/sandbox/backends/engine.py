@@ -141,7 +141,6 @@ def _root(error: BaseException) -> str:
 
 
 def inspect_image(api: APIClient, tag: str) -> dict[str, Any] | None:
-    """What the engine knows of an image; None if it has no such image."""
     from docker.errors import ImageNotFound
 
     with failures(f"looking for the image {tag}"):
@@ -198,7 +197,6 @@ def build_image(api: APIClient, folder: Path, tag: str, name: str, say: Callable
 
 @contextmanager
 def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
-    """A running `tar`, as Popen. SandboxError if it failed."""
     if shutil.which("tar") is None:
         raise SandboxError("no tar on the PATH: install it, since it copies files into and out of Docker")
     tar: Any
@@ -214,7 +212,6 @@ def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
 
 
 def load_image(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
-    """Make an image of a root folder."""
     labels = f"LABEL {WAY_LABEL}={way} agentgym.image={name}"
     query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]}
     packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", ".")
@@ -230,7 +227,6 @@ def load_image(api: APIClient, root: Path, tag: str, name: str, way: str) -> Non
 
 
 def export_image(api: APIClient, tag: str, work: Path) -> Path:
-    """Make a root folder in `work` of an image."""
     root = work / "rootfs"
     root.mkdir()
     unpacking = ("-x", "-C", str(root), "--no-same-owner", "--exclude=dev/*")

@@ -1,11 +1,9 @@
 """The first process of every sandbox: it starts programs, feeds and watches them, and ends them when their time is up.
 
 The host sends it as source, so it uses the standard library only and imports little. It must be process 1 of its process
-namespace: `kill(-1)` ends everything else, and its own end is the sandbox's. It ends when its standard input does, or after
-`idle_timeout` seconds without a call.
-
-A frame is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. Programs and all file accesses, except writes
-to `/private`, have a user id that the host chose; with one user id only, everything has that.
+namespace: `kill(-1)` ends everything else, and its own end is the sandbox's. A frame is two lengths (4 bytes each, big endian),
+a JSON header, and raw bytes. Programs and all file accesses, except writes to `/private`, have a user id that the host chose;
+with one user id only, everything has that.
 
 A session has a tag that all its descendants inherit and cannot shed: a supplementary group, or, with one user id, a hard limit
 on real-time processor time, which no program here can use. It tells what to kill when a session or a command ends.
@@ -55,7 +53,10 @@ EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
 COUNTERS = tuple(
     f"/sys/fs/cgroup/{name}" for name in ("memory/memory.oom_control", "memory/memory.events", "memory.events")
 )
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = (
+    4,
+    38,
+)  # programs may not look into the guest, nor gain rights by what they execute
 
 
 class Unkillable(Exception):
@@ -74,7 +75,7 @@ class Guest:
         self.limit = 1 << 16
         self.idle_timeout = 3600.0
         self.env: dict[str, str] = {}
-        self.limits: dict = {"nice": 0, "file": 1 << 30}
+        self.limits: dict = {"nice": 0, "file": 1 << 30, "rules": -1}
         self.counter = next((name for name in COUNTERS if os.path.exists(name)), "")
         self.killed = self.oom_kills()
         self.ran = False  # whether a program has run since the last reset
@@ -129,7 +130,6 @@ class Guest:
                 self.answer({"broken": str(error)})
 
     def reap(self) -> bool:
-        """Collect what has ended. False if no process but the guest is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -210,7 +210,6 @@ class Guest:
             turn(self.loop, time.monotonic() + 0.02)
 
     def kill_leftovers(self) -> None:
-        """Kill everything that no session has started."""
         if self.sessions:
             self.kill(lambda tag: tag not in self.sessions)
         elif self.reap():
@@ -328,15 +327,15 @@ class Guest:
             self.upload = Upload(GuestPath(path, self.ran))
         if self.upload is None:
             raise ValueError("a part of a file whose first part was rejected")
+        going_on = False
         try:
             self.upload.add(data)
             if last:
                 self.upload.finish(mode)
-        except BaseException:
-            self.drop_upload()
-            raise
-        if last:
-            self.drop_upload()
+            going_on = not last
+        finally:
+            if not going_on:
+                self.drop_upload()
         self.answer({})
 
     def drop_upload(self) -> None:
@@ -365,22 +364,17 @@ class Guest:
         self.answer({"left": left[:10]})
 
 
-def harden() -> None:
-    """Programs may not look into the guest, nor gain rights by what they execute."""
+def main() -> None:
+    if os.getpid() != 1:
+        sys.exit("the guest must be process 1 of a process namespace of its own")
+    os.umask(0o022)
+    default_signals()
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_DUMPABLE, 0), (PR_SET_NO_NEW_PRIVS, 1)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl({option})")
-
-
-def main() -> None:
-    if os.getpid() != 1:
-        sys.exit("the guest must be process 1 of a process namespace of its own")
-    os.umask(0o022)
-    default_signals()
-    harden()
     # System V segments go with the last program that uses them; without this right, `reset` removes them.
     with suppress(OSError), open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
         file.write("1")

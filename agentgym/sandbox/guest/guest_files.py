@@ -1,7 +1,4 @@
-"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there.
-
-Sent into the sandbox together with `guest.py`; the standard library only.
-"""
+"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there."""
 
 from __future__ import annotations
 
@@ -52,7 +49,11 @@ class GuestPath:
         except OSError:
             if not self.forced:
                 raise
-        open_up(self.root)
+        found = os.stat(self.root)
+        if (
+            found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700
+        ):  # the programs own it, and may have closed it
+            os.chmod(self.root, stat.S_IMODE(found.st_mode) | 0o700)
         fd = os.open(self.root, FOLDER)
         for name in names:
             try:
@@ -102,7 +103,9 @@ class Upload:
                 os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
                 try:
                     if self.place.forced and is_folder(name, self.folder):
-                        remove_folder(name, self.folder)
+                        os.chmod(name, 0o700, dir_fd=self.folder)
+                        empty(name, self.folder)
+                        os.rmdir(name, dir_fd=self.folder)
                     os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
                 except OSError:
                     os.unlink(fresh, dir_fd=self.folder)
@@ -118,7 +121,6 @@ class Upload:
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:
-    """A file's content in chunks, read with the programs' rights."""
     with AsProgram():
         try:
             fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -160,25 +162,12 @@ def is_folder(name: str, fd: int) -> bool:
         return False
 
 
-def open_up(folder: str) -> None:
-    """Give the owner of a folder all rights to it, where the programs own it and so may have taken them."""
-    found = os.stat(folder)
-    if found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700:
-        os.chmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
-
-
 def restore(folder: str, mode: int) -> None:
     """Give a folder its mode back and take its attributes away, where the programs own it and so may have changed them."""
     if os.stat(folder).st_uid == AsProgram.user:
         os.chmod(folder, mode)
         for name in os.listxattr(folder):
             os.removexattr(folder, name)
-
-
-def remove_folder(name: str, fd: int) -> None:
-    os.chmod(name, 0o700, dir_fd=fd)
-    empty(name, fd)
-    os.rmdir(name, dir_fd=fd)
 
 
 def empty(folder: str, dir_fd: int | None = None) -> None:

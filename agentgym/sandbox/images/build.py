@@ -86,7 +86,6 @@ def image_names() -> list[str]:
 
 
 def is_reference(image: str) -> bool:
-    """True if the name is a Docker image's and not a folder's of `sandboxes/`."""
     return "/" in image or ":" in image
 
 
@@ -221,7 +220,6 @@ def base_of(dockerfile: Path) -> str:
 
 
 def _record(place: Path) -> dict[str, Any] | None:
-    """How a root folder was built, its size and when; None if there is none."""
     try:
         record: dict[str, Any] = json.loads((place / "image.json").read_text())
     except FileNotFoundError:
@@ -231,7 +229,6 @@ def _record(place: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk as `place`."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)

@@ -121,7 +121,6 @@ def _extract(archive: Path, root: Path) -> None:
 
 
 def _finish(root: Path) -> None:
-    """Make the files that the packages' install scripts would have made."""
     for name in MOUNT_POINTS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for path, text in FILES.items():

@@ -17,11 +17,11 @@ def may_be() -> bool:
 def sweep(pids: Collection[int]) -> None:
     """Remove the sandboxes of these ended processes, within a time limit."""
     from agentgym.sandbox import SandboxError
-    from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
+    from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LONGEST_SECONDS)
-    for found in sandboxes().found:
+    for found in sandboxes()[0]:
         if found.pid in pids and not found.alive:
             try:
                 remove_sandbox(found)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec
 from agentgym.sandbox.api import SandboxError
-from agentgym.sandbox.guest.channel import Header
-from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE
+from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE, Header
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
@@ -116,19 +115,19 @@ class SandboxHandler(RequestHandler):
         return self._calls.call("step", self._asked, header, data, seconds)
 
     def _next(self) -> dict[str, Any]:
-        header, data = self._held.hear()
+        header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
         self._reading = bool(header.get("more"))
         return self._read_on(header, data) if self._reading else header
 
     def _asked(self, header: Header, data: bytes, seconds: float) -> dict[str, Any]:
-        answer, payload = self._held.ask(header, data, seconds)
+        answer, payload = self._held.channel.call(header, data, timeout=seconds)
         return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
 
     def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
         """Parts of a file joined up to the size of an answer, and the guest's answer after them, if it has come."""
         parts, size = [data], len(data)
         while header.get("more") and size < PART:
-            header, data = self._held.hear()
+            header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
             parts.append(data)
             size += len(data)
         self._reading = bool(header.get("more"))

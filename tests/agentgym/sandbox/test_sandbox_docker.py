@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
 from agentgym.sandbox.backends.docker import KEPT, Demultiplexer, docker_sandboxes, open_docker, remove
-from agentgym.sandbox.cleanup import cleanup
+from agentgym.sandbox.backends.select import cleanup
 from agentgym.sandbox.images import build as images
 
 RUN = f"test-docker-{os.getpid()}"
@@ -243,9 +243,9 @@ class TestOwner:
 
     def test_cleanup_leaves_alone_what_is_in_use_unless_its_run_is_named(self, open_box):
         box = open_box(run=f"{RUN}-used")
-        assert box.id not in [f.id for f in cleanup()]
+        assert box.id not in [f.id for f in cleanup()[0]]
         assert box.exec("true").ok
-        assert [f.id for f in cleanup(run=f"{RUN}-used")] == [box.id]
+        assert [f.id for f in cleanup(run=f"{RUN}-used")[0]] == [box.id]
         assert of_run(f"{RUN}-used") == []
 
     def test_cleanup_removes_what_a_dead_process_left(self):
@@ -262,7 +262,7 @@ class TestOwner:
         api.start(container["Id"])
         try:
             assert [f.alive for f in of_run(f"{RUN}-left")] == [False]
-            assert f"{RUN}-left" in [f.run for f in cleanup()]
+            assert f"{RUN}-left" in [f.run for f in cleanup()[0]]
             assert of_run(f"{RUN}-left") == []
         finally:
             for found in of_run(f"{RUN}-left"):
