@@ -1,7 +1,6 @@
 """Control groups, version 1 or 2, with limits of memory, processes and processor time.
 
-They are children of this process's own group if it can have any, so its limits hold for them too. In version 2, a group that
-holds processes cannot have children with limits unless it is the root; then the nearest group above that can is used.
+They are children of this process's own group, or in version 2 of the nearest one above that can have children with limits.
 """
 
 import errno
@@ -34,8 +33,8 @@ class GroupLimits:
 class Group:
     """A sandbox's folders: those of the guest, one for each controller in version 1, memory first; one in version 2.
 
-    `programs` limits the programs' memory without the guest: when they use it up, the kernel does not kill the guest. It is inside
-    the memory folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
+    `programs` limits the programs' memory without the guest: the kernel then does not kill the guest. It is inside the memory
+    folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
     """
 
     folders: tuple[Path, ...]
@@ -60,11 +59,7 @@ def version() -> int:
 
 
 def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
-    """Make a group. `keep` is called before its folders are made, so that they are on record if this process is killed.
-
-    Raises:
-        OSError: groups cannot be made here, for lack of rights or of controllers.
-    """
+    """Make a group, after a call of `keep`. OSError: groups cannot be made here, for lack of rights or of controllers."""
     if version() == 2:
         whole = _delegating(_below(ROOT, _own().get("", ""))) / name
         group = Group((whole / "guest",), 2, whole / "programs", whole)

@@ -67,10 +67,7 @@ def _supervise(parent: int, command: Sequence[str]) -> int:
 
 
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
-    """The kernel sends this process a signal when its parent ends, even if it has just ended.
-
-    The tie is to the parent's thread that started this process: that thread must live as long as the parent.
-    """
+    """The kernel sends this process a signal when its parent, or the thread there that started it, ends or has just ended."""
     _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)

@@ -81,9 +81,8 @@ def reference(function: Callable[..., Any]) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise ValueError(
-            f"{name!r} cannot run in another process: it must be a function of a module, found by its name"
-        )
+        why = "it must be a function of a module, found by its name"
+        raise ValueError(f"{name!r} cannot run in another process: {why}")
     if module != "__main__":
         return f"{module}:{name}"
     file = getattr(sys.modules["__main__"], "__file__", None)

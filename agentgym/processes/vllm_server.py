@@ -164,7 +164,6 @@ def _usable_port(port: int) -> int:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise ServingError(
-                f"vLLM cannot listen on port {port} of {HOST} ({error.strerror}): choose another, or 0 for a free one"
-            ) from error
+            where = f"port {port} of {HOST} ({error.strerror})"
+            raise ServingError(f"vLLM cannot listen on {where}: choose another, or 0 for a free one") from error
         return int(probe.getsockname()[1])

@@ -113,17 +113,13 @@ class Lease:
 
     @contextmanager
     def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
-        """The sandbox, for one call, whose errors are marked.
-
-        `program`: the call runs one. `values`: a ValueError is about a program's traces, and not about the host's request.
-        """
+        """For one call that may run a `program`. `values`: a ValueError is about a program's traces, not the host's request."""
         box = self._box
         if box is None:
             raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
         if os.getpid() != self._pid:
-            raise SandboxError(
-                f"sandbox {self.id} belongs to process {self._pid}, and this process is a fork of it: acquire one here"
-            )
+            whose = f"belongs to process {self._pid}, and this process is a fork of it"
+            raise SandboxError(f"sandbox {self.id} {whose}: acquire one here")
         alive = box.alive or self._lost  # one that the host closed was not lost by a program
         if program:
             self._used = True

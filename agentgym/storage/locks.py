@@ -20,10 +20,8 @@ def hold(folder: Path) -> int:
     except BlockingIOError:
         writer = os.read(lock, 20).decode(errors="replace").strip()
         os.close(lock)
-        raise ValueError(
-            f"{folder} is being written by another process{f' ({writer})' if writer else ''}: wait for it, end it, or"
-            " choose another folder"
-        ) from None
+        who = f"another process{f' ({writer})' if writer else ''}"
+        raise ValueError(f"{folder} is being written by {who}: wait for it, end it, or choose another folder") from None
     except OSError:
         os.close(lock)
         raise

@@ -91,14 +91,8 @@ class McpTools:
     def tools(self) -> list[Tool]:
         """The server's tools, as it listed them when the connection was made."""
         return [
-            Tool(
-                listed.name,
-                listed.description or "",
-                listed.input_schema,
-                partial(self._run, listed.name),
-                problem_of_names,
-            )
-            for listed in self._open().listed
+            Tool(one.name, one.description or "", one.input_schema, partial(self._run, one.name), problem_of_names)
+            for one in self._open().listed
         ]
 
     def _run(self, tool_name: str, /, **arguments: Any) -> str:
@@ -118,8 +112,6 @@ class McpTools:
         connection.used = True
         try:
             result = connection.wait(connection.call(name, dict(arguments), self.timeout), self.timeout + PROBE_SECONDS)
-        except _CallProblem as problem:
-            raise ToolError(f"{name}: {problem}") from problem
         except McpServerError:
             connection.stop()
             raise
@@ -180,10 +172,6 @@ class _Ending:
 _Streams = Callable[[_Ending], contextlib.AbstractAsyncContextManager[tuple[Any, Any]]]
 
 
-class _CallProblem(Exception):
-    """A problem with a call that the agent is told about."""
-
-
 class _Connection:
     """One connection. Its task runs in the event loop's thread; other threads wait for it."""
 
@@ -211,9 +199,8 @@ class _Connection:
             self._ready.result(timeout)
         except TimeoutError:
             self._task.cancel()
-            raise McpServerError(
-                f"the MCP server {self.name} was not ready within {timeout:g} s ({self.ending.stderr.strip()[-500:]})"
-            ) from None
+            said = self.ending.stderr.strip()[-500:]
+            raise McpServerError(f"the MCP server {self.name} was not ready within {timeout:g} s ({said})") from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """The result of work in the event loop. The timeout is for a stuck loop."""
@@ -271,7 +258,7 @@ class _Connection:
             problem = f"no result within {timeout:g} s; the call was given up"
         except MCPError as error:
             if error.code == INVALID_PARAMS:
-                raise _CallProblem(error.message) from error
+                raise ToolError(f"{name}: {error.message}") from error
             if error.code == CONNECTION_CLOSED:
                 raise self._failed(error) from error
             problem = error.message
@@ -283,7 +270,7 @@ class _Connection:
                 await self._list()
         except Exception as error:
             raise self._failed(error, f"after the call of {name} ({problem}) it did not answer") from error
-        raise _CallProblem(problem)
+        raise ToolError(f"{name}: {problem}")
 
     def _failed(self, error: Exception, what: str = "") -> McpServerError:
         self.ending.reason = self.ending.reason or what or _error_text(error)
@@ -365,9 +352,8 @@ async def _receive(process: asyncio.subprocess.Process, received: Any, ending: _
                 invalid += bool(line.strip())
                 if invalid <= MOST_INVALID_LINES:
                     continue
-                ending.reason = (
-                    f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
-                )
+                what = f"lines to stdout that are no messages: {line!r:.100}"
+                ending.reason = f"it wrote more than {MOST_INVALID_LINES} {what}"
                 return
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await received.send(SessionMessage(message))
@@ -395,11 +381,7 @@ async def _keep_stderr(stderr: Any, ending: _Ending) -> None:
 
 async def _tell_death(process: asyncio.subprocess.Process, ending: _Ending) -> None:
     code = await _exit_code(process, GRACE)
-    how = (
-        f"it ended with exit code {code}"
-        if code is None or code >= 0
-        else f"it was ended by {signal.Signals(-code).name}"
-    )
+    how = f"it was ended by {signal.Signals(-code).name}" if code and code < 0 else f"it ended with exit code {code}"
     ending.reason = ending.reason or ("it closed its stdout" if code is None else how)
 
 

@@ -38,9 +38,8 @@ def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
 def _property(where: str, parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) -> dict[str, Any]:
     where = f"{where}: argument {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise TypeError(
-            f"{where}: an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
-        )
+        why = "an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
+        raise TypeError(f"{where}: {why}")
     if parameter.name not in hints:
         raise TypeError(f"{where} has no type")
     schema = _schema_of(hints[parameter.name], where)

@@ -15,15 +15,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.limits import (
-    GUEST_MEMORY,
-    GUEST_PROCESSES,
-    PROGRAM_NICENESS,
-    PTY_OPTIONS,
-    files_of,
-    own_user,
-)
+from agentgym.sandbox.backends import engine, limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
 from agentgym.sandbox.images import build as images
@@ -74,7 +66,9 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         settings = known["Config"].get("Env") or [] if known else []
         path = next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
         options = _info(api).get("SecurityOptions") or []
-        user = own_user(few=any(kind in option for option in options for kind in ("name=userns", "name=rootless")))
+        user = limits.own_user(
+            few=any(kind in option for option in options for kind in ("name=userns", "name=rootless"))
+        )
         stream = _start(api, name, image, partial(_config, api, image, spec, run, user, masked))
     except BaseException as error:
         _remove_quietly(name)
@@ -91,7 +85,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         spec,
         name,
         path=path,
-        limits={"nice": PROGRAM_NICENESS, "user": user},
+        limits={"nice": limits.PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
         on_close=lambda: _remove_quietly(name),
     )
@@ -156,8 +150,8 @@ def _config(
     if spec.network and not api.networks(names=["bridge"]):
         why = f"the Docker Engine at {engine.address()} has no bridge network: it was started with --bridge=none"
         raise SandboxError(f"the sandbox needs a network, but {why}")
-    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
-    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
+    mount = f"size={spec.disk},nr_inodes={limits.files_of(spec.disk)},nosuid,nodev,exec"
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{limits.PTY_OPTIONS},gid=5"})
     host_config = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
@@ -171,10 +165,10 @@ def _config(
             PRIVATE: f"{mount},mode=0755",
             "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
         },
-        mem_limit=spec.memory + GUEST_MEMORY,
-        memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
+        mem_limit=spec.memory + limits.GUEST_MEMORY,
+        memswap_limit=spec.memory + limits.GUEST_MEMORY,  # memory and swap together: no swap
         nano_cpus=int(min(spec.cpus, _info(api)["NCPU"]) * 1e9),  # the engine refuses to give more
-        pids_limit=spec.pids + GUEST_PROCESSES,
+        pids_limit=spec.pids + limits.GUEST_PROCESSES,
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
@@ -205,7 +199,7 @@ def _info(api: APIClient) -> dict[str, Any]:
 
 
 def _reason(name: str, stream: AttachedStream) -> str:
-    if said := stream.demultiplexer.stderr.decode(errors="replace").strip():
+    if said := stream.stderr.decode(errors="replace").strip():
         return f"it wrote: {said}"
     if (no_engine := engine.unavailable()) is not None:
         return no_engine
@@ -279,41 +273,34 @@ def remove_volumes() -> None:
                     raise
 
 
-class Demultiplexer:
-    """Demultiplexes the Docker Engine's stream, split anywhere. `stderr` is the end of the standard error.
+class AttachedStream(SocketStream):
+    """A container's stdin and stdout, over the result of the SDK's `attach_socket`. `stderr` is the end of its stderr."""
 
-    A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, attached: Any) -> None:
+        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
+        super().__init__(getattr(attached, "_sock", attached))
+        self._attached = attached
         self.stderr = b""
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> bytes:
+    def receive(self, until: float) -> bytes:
+        while data := super().receive(until):
+            if out := self.stdout_of(data):
+                return out
+        return b""
+
+    def stdout_of(self, data: bytes) -> bytes:
+        # A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
         self._received += data
-        out = []
+        out = b""
         while (end := 8 + int.from_bytes(self._received[4:8], "big")) <= len(self._received):
             content = bytes(self._received[8:end])
             if self._received[0] == STDERR:
                 self.stderr = (self.stderr + content)[-KEPT:]
             else:
-                out.append(content)
+                out += content
             del self._received[:end]
-        return b"".join(out)
-
-
-class AttachedStream(SocketStream):
-    def __init__(self, attached: Any) -> None:
-        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
-        super().__init__(getattr(attached, "_sock", attached))
-        self.demultiplexer = Demultiplexer()
-        self._attached = attached
-
-    def receive(self, until: float) -> bytes:
-        while data := super().receive(until):
-            if out := self.demultiplexer.feed(data):
-                return out
-        return b""
+        return out
 
     def close(self) -> None:
         try:

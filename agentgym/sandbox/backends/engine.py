@@ -42,9 +42,8 @@ def _settings() -> dict[str, Any]:
         from docker import ContextAPI
         from docker.utils import kwargs_from_env
     except ImportError as error:
-        raise SandboxError(
-            f"the docker back end needs the docker package: pip install 'agentgym-toolkit[docker]' ({error})"
-        ) from error
+        todo = f"pip install 'agentgym-toolkit[docker]' ({error})"
+        raise SandboxError(f"the docker back end needs the docker package: {todo}") from error
     settings = kwargs_from_env()
     if "base_url" not in settings:
         settings = ContextAPI.kwargs_from_context() | settings

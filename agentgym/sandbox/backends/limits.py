@@ -46,11 +46,7 @@ def files_of(disk: int) -> int:
 
 
 def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
-    """Limit the number of files in tmpfs folders of a process's sandbox; returns the error, or "" on success.
-
-    A thread, or without root a process, enters the sandbox's mount namespace and remounts them, so the sandbox needs no right
-    to mount.
-    """
+    """Limit the files in tmpfs folders of a process's sandbox, which needs no right to mount; the error, or "" on success."""
     try:
         if not os.getuid():
             with ThreadPoolExecutor(1) as thread:  # it ends in there: its namespace ends with it

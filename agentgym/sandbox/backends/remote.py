@@ -50,9 +50,8 @@ def urls_of(name: str, what: str = "sandbox") -> str:
 def _address(urls: str, what: str = "sandbox") -> Address:
     wanted = [part.strip().rstrip("/") + PATH for part in urls.split(",") if part.strip()]
     if any(not is_url(one) or urlsplit(one).path != PATH for one in wanted):
-        raise ValueError(
-            f"{what}={urls}: write http://HOST:PORT or https://HOST:PORT of a server of sandboxes, nothing after it"
-        )
+        form = "http://HOST:PORT or https://HOST:PORT of a server of sandboxes, nothing after it"
+        raise ValueError(f"{what}={urls}: write {form}")
     return parse(wanted)
 
 

@@ -160,9 +160,8 @@ def check_backend(name: str, what: str = "sandbox") -> str:
     valid = (*BACKENDS.names, "auto", "remote")
     if name not in valid and ":" not in name:
         near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
-        raise ValueError(
-            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)}, http://HOST:PORT and package.module:function"
-        )
+        known = f"{', '.join(valid)}, http://HOST:PORT and package.module:function"
+        raise ValueError(f"{what}={name}: no such back end: did you mean {near}? There are {known}")
     return name
 
 

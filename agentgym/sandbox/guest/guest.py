@@ -50,13 +50,9 @@ FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
 NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
 # Of memory: of version 1, of the programs' own group in version 2, of a container in version 2.
-COUNTERS = tuple(
-    f"/sys/fs/cgroup/{name}" for name in ("memory/memory.oom_control", "memory/memory.events", "memory.events")
-)
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = (
-    4,
-    38,
-)  # programs may not look into the guest, nor gain rights by what they execute
+COUNTERS = ("memory/memory.oom_control", "memory/memory.events", "memory.events")
+# Programs may not look into the guest, nor gain rights by what they execute.
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 class Unkillable(Exception):
@@ -76,7 +72,8 @@ class Guest:
         self.idle_timeout = 3600.0
         self.env: dict[str, str] = {}
         self.limits: dict = {"nice": 0, "file": 1 << 30, "rules": -1}
-        self.counter = next((name for name in COUNTERS if os.path.exists(name)), "")
+        counters = [f"/sys/fs/cgroup/{name}" for name in COUNTERS]
+        self.counter = next((name for name in counters if os.path.exists(name)), "")
         self.killed = self.oom_kills()
         self.ran = False  # whether a program has run since the last reset
         self.upload: Upload | None = None  # a file of which parts are missing
@@ -124,10 +121,8 @@ class Guest:
                 self.answer({"errno": error.errno or errno.EIO, "message": error.strerror or str(error)})
             except ValueError as error:
                 self.answer({"value": str(error)})
-            except Spoiled as error:
-                self.answer({"spoiled": str(error)})
-            except Unkillable as error:
-                self.answer({"broken": str(error)})
+            except (Spoiled, Unkillable) as error:
+                self.answer({"spoiled" if isinstance(error, Spoiled) else "broken": str(error)})
 
     def reap(self) -> bool:
         while True:

@@ -18,11 +18,7 @@ HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that can
 
 
 class GuestPath:
-    """A path that the host asks for, opened folder by folder so that no link is followed.
-
-    `forced`: programs may have changed what is there. Then obstacles are replaced: a file, a link or a folder in the place of
-    another kind, and modes that forbid it.
-    """
+    """A path that the host asks for. `forced`: programs may have changed what is there; then obstacles are replaced."""
 
     def __init__(self, path: str, ran: bool) -> None:
         self.path = os.path.normpath(os.path.join("/workspace", path))

@@ -320,10 +320,7 @@ def default_signals() -> None:
 
 
 def proc_rules() -> int:
-    """Rules of Landlock, as a descriptor, by which programs cannot write under /proc; -1 where the kernel has none.
-
-    Else a program could change an `oom_score_adj`, its own included: only `CAP_SYS_RESOURCE` could make that final.
-    """
+    """Rules of Landlock, as a descriptor, by which programs cannot write to an `oom_score_adj`; -1 where the kernel has none."""
     import ctypes
 
     libc = ctypes.CDLL(None)

@@ -202,8 +202,8 @@ def greet(
     """Give a guest its program and settings. SandboxError if it does not answer within `spec.start_timeout` seconds.
 
     Args:
-        limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
-            `user`: the programs' user id; `group`: the file that puts them into their control group.
+        limits: `nice` of programs; `more`: resource limits by name; `user`: the programs' user id; `group`: the file that puts
+            them into their control group.
         reason: what the back end knows about a guest that is gone.
         on_close: ends what the back end started; called once, also if this raises.
     """
@@ -347,9 +347,8 @@ class GuestSession:
                 # A file of history that programs laid down would be read, or waited for, as the shell starts.
                 argv, env, form = list(_SHELL), {"HISTFILE": ""}, "zero"
             case kind if kind:
-                raise ValueError(
-                    f'unknown session kind {command!r}: "python", "shell", or a list of a program and its arguments'
-                )
+                known = '"python", "shell", or a list of a program and its arguments'
+                raise ValueError(f"unknown session kind {command!r}: {known}")
         call = {"do": "open", "argv": argv, "env": env, "form": form}
         self._number = sandbox.call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
         if self._kind == "shell":
@@ -408,16 +407,8 @@ def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:
         parts.append(payload[begin : begin + size])
         begin += size
     (stdout, cut_out), (stderr, cut_err) = map(joined, parts[0::2], parts[1::2], header["left_out"])
-    result = ExecResult(
-        header["code"],
-        stdout,
-        stderr,
-        timed_out=header["timed_out"],
-        oom_killed=header["oom"],
-        seconds=header["seconds"],
-        truncated=cut_out or cut_err,
-    )
-    return result, payload[begin:]
+    how = (header["timed_out"], header["oom"], header["seconds"], cut_out or cut_err)
+    return ExecResult(header["code"], stdout, stderr, *how), payload[begin:]
 
 
 def joined(head: bytes, tail: bytes, left_out: int) -> tuple[str, bool]:

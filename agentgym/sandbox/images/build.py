@@ -1,8 +1,7 @@
 """Builds images, the root file systems of sandboxes, from the folders of `sandboxes/`.
 
-A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt` (Python packages
-with exact versions). `build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs:
-"registry" runs the Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
+`build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs: "registry" runs the
+Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
 """
 
 from __future__ import annotations
@@ -193,10 +192,9 @@ def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
     if refusal is None:
         return "registry", f"{base} is at hand"
     if missing := debian.missing_tools():
-        raise SandboxError(
-            f"{what.name} cannot be built: {base} cannot be pulled ({refusal}), and there are no Debian packages here "
-            f"({', '.join(missing)} not found). Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
-        )
+        why = f"{base} cannot be pulled ({refusal}), and there are no Debian packages here ({', '.join(missing)} not found)"
+        todo = "Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
+        raise SandboxError(f"{what.name} cannot be built: {why}. {todo}")
     return "packages", f"{base} cannot be pulled ({refusal})"
 
 
@@ -244,10 +242,9 @@ def _publish(root: Path, place: Path, way: str) -> None:
     if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
     if found := next(project_files(str(root)), None):
-        raise SandboxError(
-            f"the image holds files of agentgym, such as /{Path(found).relative_to(root)}, where programs would see hidden tests: "
-            "leave it out of packages.txt, requirements.txt and the Dockerfile"
-        )
+        which = f"/{Path(found).relative_to(root)}, where programs would see hidden tests"
+        todo = "leave it out of packages.txt, requirements.txt and the Dockerfile"
+        raise SandboxError(f"the image holds files of agentgym, such as {which}: {todo}")
     finished = root.parent / "finished"
     finished.mkdir()
     size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)

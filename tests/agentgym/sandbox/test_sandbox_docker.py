@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.docker import KEPT, Demultiplexer, docker_sandboxes, open_docker, remove
+from agentgym.sandbox.backends.docker import KEPT, AttachedStream, docker_sandboxes, open_docker, remove
 from agentgym.sandbox.backends.select import cleanup
 from agentgym.sandbox.images import build as images
 
@@ -50,26 +50,26 @@ def open_box():
     assert of_run(RUN) == []
 
 
-class TestDemultiplexer:
+class TestAttachedStream:
     pieces = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=200)), max_size=20)
 
     @given(pieces, st.randoms(use_true_random=False))
     def test_takes_streams_apart_wherever_the_data_is_cut(self, pieces, random):
         data = b"".join(bytes([stream, 0, 0, 0]) + len(piece).to_bytes(4, "big") + piece for stream, piece in pieces)
-        demultiplexer, out = Demultiplexer(), b""
+        attached, out = AttachedStream(None), b""
         while data:
             size = random.randint(1, len(data))
-            out += demultiplexer.feed(data[:size])
+            out += attached.stdout_of(data[:size])
             data = data[size:]
         assert out == b"".join(piece for stream, piece in pieces if stream == 1)
-        assert demultiplexer.stderr == b"".join(piece for stream, piece in pieces if stream == 2)[-KEPT:]
+        assert attached.stderr == b"".join(piece for stream, piece in pieces if stream == 2)[-KEPT:]
 
     def test_keeps_only_the_end_of_stderr(self):
-        demultiplexer = Demultiplexer()
+        attached = AttachedStream(None)
         for _ in range(3):
-            demultiplexer.feed(bytes([2, 0, 0, 0]) + KEPT.to_bytes(4, "big") + b"a" * (KEPT - 1) + b"z")
-        assert len(demultiplexer.stderr) == KEPT
-        assert demultiplexer.stderr.endswith(b"az")
+            attached.stdout_of(bytes([2, 0, 0, 0]) + KEPT.to_bytes(4, "big") + b"a" * (KEPT - 1) + b"z")
+        assert len(attached.stderr) == KEPT
+        assert attached.stderr.endswith(b"az")
 
 
 class TestNoEngine:
