@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import bubblewrap, docker
 from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.guest.guest_sandbox import GuestRpc, GuestSandbox
 from agentgym.sandbox.images import build as images
@@ -85,8 +84,7 @@ class ServedSandbox:
         _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
-        opened = docker.open_docker if backend == "docker" else bubblewrap.open_bubblewrap
-        self.box = opened(spec, name)
+        self.box = backends.opener(backend)(spec, name)
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
 
     @property

@@ -8,11 +8,9 @@ _LOCKS = Path("/proc/locks")
 
 
 def hold(folder: Path) -> int:
-    """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends.
+    """A descriptor that holds the folder's lock until this process ends, however it ends.
 
-    Raises:
-        ValueError: another process holds it; the message names folder and process.
-        OSError: the file cannot be made.
+    ValueError: another process holds it; the message names folder and process.
     """
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

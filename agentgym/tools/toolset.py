@@ -12,8 +12,6 @@ from agentgym.core.messages import Message, text_of, tool_result, user
 from agentgym.tools.schemas import describe, problem_of_arguments, sole_argument, typed
 from agentgym.tools.text_forms import ToolCall, calls_in, parse_json
 
-__all__ = ["Tool", "ToolCall", "ToolError", "ToolSet", "shortened", "tool"]
-
 
 class ToolError(Exception):
     """Raised inside a tool: its text answers the call. Any other exception is a failure of the environment."""
@@ -131,8 +129,8 @@ class ToolSet:
     def answer(self, message: Message) -> list[Message]:
         """Run every call of an assistant message: the messages that answer it, [] if it makes no call.
 
-        A native call is answered by a `tool` message with its id, also if it is malformed, as chat endpoints insist. Calls in the
-        text are answered by one `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
+        Each native call is answered by a `tool` message with its id, even a malformed one. Calls in the text are answered by one
+        `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
         """
         until = time.monotonic() + self._seconds
 

@@ -52,11 +52,7 @@ _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
-    """Start a sandbox from `rootfs`, else the image's root folder if it was built, else this machine's `/usr` and Python.
-
-    Raises:
-        SandboxError: it could not be started; says why.
-    """
+    """Start a sandbox from `rootfs`, else the image's root folder, else this machine's programs. SandboxError says why not."""
     if shutil.which("bwrap") is None:
         todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
         raise SandboxError(f"no bwrap on the PATH: {todo}")
@@ -280,9 +276,7 @@ def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
 def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool) -> list[str | bytes]:
     """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
-    Args:
-        group: the control group whose memory counters the guest reads, and where it puts the programs.
-        terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
+    `group` is the guest's and the programs'. `terminals`: bwrap is started where `/dev/pts` is the sandbox's own.
     """
     options: list[str | bytes] = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
     options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]

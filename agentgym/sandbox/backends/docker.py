@@ -49,9 +49,7 @@ _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     """Start a container and its guest. A foreign image is searched for this project first, once a process.
 
-    Raises:
-        SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
-        ValueError: there is no image of this name.
+    SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
     """
     return _open(spec, run, _masked(spec.image, run))
 

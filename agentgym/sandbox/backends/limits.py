@@ -1,8 +1,7 @@
 """Limits that the back ends set alike, and the number of files in a bubblewrap sandbox, which bwrap limits only in bytes.
 
-Each sandbox's programs have a user id of their own: the kernel limits inotify watches, pages of pipes, queued signals and
-descriptors in flight per user id, so a sandbox that exhausts them would starve another. Pseudo-terminals have no such limit.
-This file is also a program, so it uses only the standard library.
+Each sandbox's programs have a user id of their own, since the kernel limits inotify watches, pages of pipes, queued signals and
+descriptors in flight per user id. This file is also a program, so it uses only the standard library.
 """
 
 import ctypes

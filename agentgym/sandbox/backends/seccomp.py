@@ -1,8 +1,7 @@
 """The system calls that programs in a sandbox may make: one profile, as a filter for bubblewrap and as JSON for Docker.
 
-It is an allow list. All other calls fail with EPERM: those that reach outside the sandbox's namespaces, inspect other
-processes, use keys shared by all users of one id, or need often exploited parts of the kernel. Sockets are UNIX, INET and INET6
-and have no filters: no sandbox is charged for the kernel's memory of netlink and filters. `clone` makes no namespaces.
+It is an allow list. All other calls fail with EPERM. Sockets are UNIX, INET and INET6 and have no filters: no sandbox is charged
+for the kernel's memory of netlink and filters. `clone` makes no namespaces.
 
 Calls that fill kernel memory beyond their program's life answer as programs expect: attributes of files ENOTSUP, System V
 queues and semaphores ENOSYS. So do newer calls than this list, and `clone3`: a filter cannot see its flags, and the C library

@@ -4,8 +4,6 @@
 made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
 """
 
-from __future__ import annotations
-
 import atexit
 import difflib
 import logging
@@ -16,17 +14,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.pool import Places, SandboxPool
-
-if TYPE_CHECKING:
-    from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
@@ -267,14 +263,9 @@ def remove_sandbox(found: Found) -> None:
 
 
 def cleanup(*, everything: bool = False, run: str | None = None) -> tuple[list[Found], dict[str, str]]:
-    """Remove the sandboxes whose process has ended on this host; returns them, and which back ends were not asked, and why.
+    """Remove the sandboxes whose process has ended on this host. SandboxError if one stays. Returns as `sandboxes`.
 
-    Args:
-        everything: also those whose process lives, or is on another host.
-        run: only those of this run, including those whose process lives.
-
-    Raises:
-        SandboxError: one stays.
+    `everything`: also those whose process lives, or is on another host. `run`: all of this run, and no others.
     """
     removed, errors = [], []
     all_found, unasked = sandboxes()

@@ -140,10 +140,16 @@ def build(
     """
     if how not in WAYS:
         raise ValueError(f"unknown build method {how!r}: choose {', '.join(WAYS)}")
+    if how == "registry" and docker is False:
+        raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
     what, started = recipe(name), time.monotonic()
     place = what.place
     with _locked(say):
-        api = _engine(how, docker, say)
+        api = None
+        if docker is None and how != "registry" and (reason := engine.unavailable()):
+            say(f"no Docker image is made: {reason}")
+        elif docker is not False:
+            api = engine.client()
         kept = _record(place)
         if kept and (force or how not in ("auto", kept["way"])):
             kept = None
@@ -196,17 +202,6 @@ def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
         todo = "Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
         raise SandboxError(f"{what.name} cannot be built: {why}. {todo}")
     return "packages", f"{base} cannot be pulled ({refusal})"
-
-
-def _engine(how: str, docker: bool | None, say: Callable[[str], None]) -> APIClient | None:
-    if docker is False:
-        if how == "registry":
-            raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
-        return None
-    if docker is None and how != "registry" and (reason := engine.unavailable()):
-        say(f"no Docker image is made: {reason}")
-        return None
-    return engine.client()
 
 
 def base_of(dockerfile: Path) -> str:

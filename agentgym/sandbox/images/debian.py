@@ -47,10 +47,13 @@ def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: 
     for archive in archives:
         _extract(archive, root)
     _finish(root)
+    versions = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
+    if not versions:
+        raise SandboxError("the packages contain no Python: packages.txt must name python3")
     if requirements is not None:
         say(f"adding the Python packages of {requirements.name}")
-        _install(requirements, root)
-    _compile(root, say)
+        _install(requirements, root, versions[-1])
+    _compile(root, versions[-1], say)
     shutil.rmtree(work / "archives")
     return root
 
@@ -145,15 +148,7 @@ def _finish(root: Path) -> None:
                 file.chmod(mode & 0o1777)
 
 
-def _version(root: Path) -> str:
-    found = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
-    if not found:
-        raise SandboxError("the packages contain no Python: packages.txt must name python3")
-    return found[-1]
-
-
-def _install(requirements: Path, root: Path) -> None:
-    version = _version(root)
+def _install(requirements: Path, root: Path, version: str) -> None:
     machine = platform.machine()
     platforms = [f"--platform=manylinux{tag}_{machine}" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     tag = "cp" + version.replace(".", "")
@@ -164,9 +159,8 @@ def _install(requirements: Path, root: Path) -> None:
     _run([sys.executable, "-m", "pip", *arguments], DOWNLOAD_TIMEOUT)
 
 
-def _compile(root: Path, say: Callable[[str], None]) -> None:
+def _compile(root: Path, version: str, say: Callable[[str], None]) -> None:
     """Bytecode for its Python, by its Python: a sandbox cannot write it, and would compile at every start."""
-    version = _version(root)
     loaders = [*root.glob("usr/lib64/ld-linux-*.so.*"), *root.glob("usr/lib/ld-linux-*.so.*")]
     libraries = ":".join(str(p) for p in root.glob("usr/lib/*-linux-gnu*"))
     python = root / f"usr/bin/python{version}"
