@@ -36,7 +36,6 @@ HOST_PYTHON = Path(sys.base_prefix, "bin", "python3")
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
 IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
 _HOST_SERVES = ("python", "sql")  # images that this machine's own programs can replace
-_dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
 # Private pseudo-terminals of the sandbox, limited in number.
 _TERMINALS = f'mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
@@ -56,7 +55,6 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
     if shutil.which("bwrap") is None:
         todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
         raise SandboxError(f"no bwrap on the PATH: {todo}")
-    _remove_dead()
     return Embedded(run, spec, rootfs if rootfs is not None else image_root(spec.image)).open()
 
 
@@ -102,7 +100,7 @@ class Embedded:
             each = f"each process may take {spec.memory} bytes of memory instead of all together"
             _warn_once(f"no control groups ({error}): {each}, the processor time is not limited")
         if os.getuid() == 0:
-            own["user"] = limits.own_user(limits.few_users())
+            own["user"] = limits.own_user()
         else:
             _warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
@@ -231,34 +229,22 @@ def bubblewrap_sandboxes() -> list[Found]:
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
-def _remove_dead() -> None:
-    """Remove what dead processes have left, once a process. The next start removes guests that do not end in time."""
-    global _dead_removed  # noqa: PLW0603 - module state: what this process has done
-    if _dead_removed:
-        return
-    until = time.monotonic() + END_PATIENCE
-    for each in bubblewrap_sandboxes():
-        if not each.alive:
-            try:
-                remove(each.id, max(0.1, until - time.monotonic()))
-            except SandboxError as error:
-                LOG.warning("%s", error)
-                return
-    for file in records().glob("*.part"):  # of a process that was killed as it wrote
+def remove_unfinished() -> None:
+    """Remove the records of processes that were killed as they wrote."""
+    for file in records().glob("*.part"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > END_PATIENCE:
                 file.unlink()
-    _dead_removed = True
 
 
-def remove(id: str, patience: float = END_PATIENCE) -> None:
+def remove(id: str) -> None:
     """End a sandbox of any process. SandboxError if something stays."""
     kept = dict(_kept()).get(id)
     if kept is None:
         return
     group = Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
     if group.folders:
-        if not cgroups.remove(group, patience):
+        if not cgroups.remove(group, END_PATIENCE):
             raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
     else:
         with suppress(OSError):

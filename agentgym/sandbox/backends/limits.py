@@ -30,14 +30,12 @@ PATIENCE = 20.0  # seconds
 _dice = random.SystemRandom()  # the global one is the episodes', and a forked process has its parent's
 
 
-def own_user(few: bool) -> int:
-    """A user id for a new sandbox, in a user namespace of all ids or but 65,536."""
+def own_user(few: bool | None = None) -> int:
+    """A user id for a new sandbox. `few`: in a user namespace of but 65,536 ids; None: if this process is in such a one."""
+    if few is None:
+        ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        few = not any(begin <= FIRST and begin + count > LAST for begin, _, count in ranges)
     return _dice.randint(*(SMALL if few else (FIRST, LAST)))
-
-
-def few_users() -> bool:
-    ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return not any(begin <= FIRST and begin + count > LAST for begin, _, count in ranges)
 
 
 def files_of(disk: int) -> int:

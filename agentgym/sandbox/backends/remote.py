@@ -61,10 +61,9 @@ def why_not(urls: str, image: str) -> str | None:
     for server in address.servers:
         try:
             _check_image(address, server, image)
+            return None
         except SandboxError as error:
             reasons.append(str(error))
-        else:
-            return None
     return "; ".join(reasons)
 
 

@@ -276,9 +276,10 @@ def cleanup(*, everything: bool = False, run: str | None = None) -> tuple[list[F
                 removed.append(found)
             except SandboxError as error:
                 errors.append(str(error))
-    if "docker" not in unasked:
+    for backend, remove_rest in (("docker", docker.remove_volumes), ("bubblewrap", bubblewrap.remove_unfinished)):
         try:
-            docker.remove_volumes()
+            if backend not in unasked:
+                remove_rest()
         except SandboxError as error:
             errors.append(str(error))
     if errors:

@@ -27,12 +27,12 @@ from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
     FIRST_TAG,
+    IGNORED,
     TWO_USERS,
     AsProgram,
     Process,
     Replies,
     Spoiled,
-    default_signals,
     pipes,
     proc_rules,
     programs,
@@ -363,7 +363,9 @@ def main() -> None:
     if os.getpid() != 1:
         sys.exit("the guest must be process 1 of a process namespace of its own")
     os.umask(0o022)
-    default_signals()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # programs inherit what is ignored
+        signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -310,15 +310,6 @@ def enter(folder: str) -> None:
         raise OSError(errno.ENOTDIR, f"{folder}: {error.strerror}") from error
 
 
-def default_signals() -> None:
-    """Set defaults, which all programs inherit: `nohup`, for one, makes the host ignore SIGINT."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 def proc_rules() -> int:
     """Rules of Landlock, as a descriptor, by which programs cannot write to an `oom_score_adj`; -1 where the kernel has none."""
     import ctypes
