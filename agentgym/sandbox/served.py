@@ -40,9 +40,6 @@ class Total:
     memory: int = 0
     count: int = 0
 
-    def amounts(self) -> tuple[int, int, int]:
-        return round(1000 * self.cpus), self.memory, self.count
-
 
 class ServedSandbox:
     """The sandbox of one session; `box` is None before `start`. `most` limits it, `total` all of the server together."""

@@ -216,9 +216,7 @@ class Guest:
         with open(self.counter, "rb") as file:
             return int(file.read().partition(b"oom_kill ")[2].split()[0])
 
-    def report(
-        self, process: Process, began: float, timed_out: bool, reply: bytes | None = None, ended: bool = True
-    ) -> None:
+    def report(self, process: Process, began: float, timed_out: bool, reply: bytes | None = None) -> None:
         kills = self.oom_kills()
         parts = [bytes(part) for output in (process.out, process.err) for part in (output.head, output.tail)]
         header = {
@@ -228,7 +226,7 @@ class Guest:
             "seconds": time.monotonic() - began,
             "sizes": [len(part) for part in parts],
             "left_out": [process.out.left_out, process.err.left_out],
-            "ended": ended,
+            "ended": reply is None,
         }
         self.killed = kills
         self.answer(header, *parts, reply or b"")
@@ -283,7 +281,7 @@ class Guest:
             self.sessions.pop(session)
             self.kill(lambda tag: tag == session)
         process.drain()
-        self.report(process, began, timed_out, reply, ended=reply is None)
+        self.report(process, began, timed_out, reply)
         process.out.clear()
         process.err.clear()
         if reply is None:

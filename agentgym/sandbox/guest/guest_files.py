@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, Spoiled
 
@@ -29,10 +29,16 @@ class GuestPath:
         self.rights = AsProgram(self.root != "/private")
         self.forced = ran and (self.root != "/private" or not TWO_USERS)
 
-    def failed(self, error: OSError) -> Exception:
-        if not self.forced or error.errno in HOSTS_OWN:
-            return error
-        return Spoiled(f"{self.path} cannot be written where programs have run: {error.strerror or error}")
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        try:
+            with self.rights:
+                yield
+        except OSError as error:
+            if not self.forced or error.errno in HOSTS_OWN:
+                raise
+            why = error.strerror or error
+            raise Spoiled(f"{self.path} cannot be written where programs have run: {why}") from error
 
     def folder(self, names: list[str]) -> int:
         """A descriptor of a folder below `root`, which is made with those above it."""
@@ -60,11 +66,8 @@ class GuestPath:
         return fd
 
     def make(self) -> None:
-        try:
-            with self.rights:
-                os.close(self.folder(self.names))
-        except OSError as error:
-            raise self.failed(error) from error
+        with self.writing():
+            os.close(self.folder(self.names))
 
 
 class Upload:
@@ -74,40 +77,35 @@ class Upload:
         self.place = place
         self.folder = self.file = -1
         try:
-            with place.rights:
+            with place.writing():
                 self.folder = place.folder(place.names[:-1])
                 if not place.forced and is_folder(place.names[-1], self.folder):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
                 self.file = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=self.folder)
-        except OSError as error:
+        except BaseException:
             self.close()
-            raise place.failed(error) from error
+            raise
 
     def add(self, data: bytes) -> None:
         view = memoryview(data)
-        try:
+        with self.place.writing():
             while view:
                 view = view[os.write(self.file, view) :]
-        except OSError as error:
-            raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
-        try:
-            with self.place.rights:
-                os.fchmod(self.file, mode)
-                os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
-                try:
-                    if self.place.forced and is_folder(name, self.folder):
-                        os.chmod(name, 0o700, dir_fd=self.folder)
-                        empty(name, self.folder)
-                        os.rmdir(name, dir_fd=self.folder)
-                    os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-                except OSError:
-                    os.unlink(fresh, dir_fd=self.folder)
-                    raise
-        except OSError as error:
-            raise self.place.failed(error) from error
+        with self.place.writing():
+            os.fchmod(self.file, mode)
+            os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
+            try:
+                if self.place.forced and is_folder(name, self.folder):
+                    os.chmod(name, 0o700, dir_fd=self.folder)
+                    empty(name, self.folder)
+                    os.rmdir(name, dir_fd=self.folder)
+                os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+            except OSError:
+                os.unlink(fresh, dir_fd=self.folder)
+                raise
 
     def close(self) -> None:
         for fd in (self.file, self.folder):

@@ -83,8 +83,8 @@ class SandboxHandler(RequestHandler):
             spec = self._held.spec_of(request["spec"], self._session.limits.init_seconds)
         except ValueError as error:
             raise Refused(frames.BAD_REQUEST, str(error)) from None
-        wanted = (round(1000 * spec.cpus), spec.memory, 1)
-        if not self._calls.slot.reserve_sandbox(wanted, self._held.total.amounts()):
+        wanted, total = (round(1000 * spec.cpus), spec.memory, 1), self._held.total
+        if not self._calls.slot.reserve_sandbox(wanted, (round(1000 * total.cpus), total.memory, total.count)):
             raise Refused(
                 frames.CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True
             )
