@@ -315,14 +315,13 @@ def docker() -> list[Diagnosis]:
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends import engine
     from agentgym.sandbox.images import build as images
-    from agentgym.sandbox.images import engine_images
 
     try:
         api = engine.client(engine.PROBE_TIMEOUT)
         with engine.failures("asking its version"):
             version = api.version()
         names = images.image_names()
-        built = [name for name in names if engine_images.way_of(api, images.image_tag(name)) is not None]
+        built = [name for name in names if engine.way_of(api, images.docker_tag(name)) is not None]
     except SandboxError as error:
         todo = "start one, or name it in DOCKER_HOST; bubblewrap does without"
         return [Diagnosis("Docker", _lacking("docker"), str(error), todo)]

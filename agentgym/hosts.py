@@ -20,7 +20,6 @@ def is_ours(host: str, allowed: Collection[str] = ()) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The name in a `Host` header, in lower case, without port and brackets."""
     name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().removesuffix(".")
 
@@ -35,18 +34,17 @@ class NoPages:
         self._app = app
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not _is_of_a_page(scope):
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        host, address = headers.get(b"host"), scope.get("server") or ("",)
+        ours = host is None or is_ours(host.decode("latin-1"), (str(address[0]),))
+        if ours and b"origin" not in headers:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            headers = [(b"content-type", b"text/plain")]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            plain = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 403, "headers": plain})
             await send({"type": "http.response.body", "body": b"web pages may not ask this server"})
-
-
-def _is_of_a_page(scope: _Scope) -> bool:
-    headers = dict(scope["headers"])
-    host = headers.get(b"host")
-    address = scope.get("server") or ("",)
-    return b"origin" in headers or (host is not None and not is_ours(host.decode("latin-1"), (str(address[0]),)))

@@ -51,7 +51,7 @@ def base_image(client: Any, context: Path, packages: Iterable[str] = OF_AGENTGYM
             elif source.suffix == ".py":
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy(source, target)
-    (context / "Dockerfile").write_text(DOCKERFILE.format(image=images.image_tag("search")), encoding="utf-8")
+    (context / "Dockerfile").write_text(DOCKERFILE.format(image=images.docker_tag("search")), encoding="utf-8")
     tag = f"agentgym-test-base-{context.name}:{os.getpid()}".lower()
     client.images.build(path=str(context), tag=tag, rm=True, forcerm=True, network_mode="none")
     try:

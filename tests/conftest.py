@@ -48,11 +48,10 @@ def no_docker():
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends import engine
     from agentgym.sandbox.images import build as images
-    from agentgym.sandbox.images import engine_images
 
     try:
         reason = engine.unavailable()
-        if reason is None and engine_images.way_of(engine.client(), images.image_tag("python")) is None:
+        if reason is None and engine.way_of(engine.client(), images.docker_tag("python")) is None:
             reason = "the Docker Engine has no python image: run `agentgym sandbox build`"
     except SandboxError as error:
         reason = str(error)

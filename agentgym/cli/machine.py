@@ -6,6 +6,7 @@ import argparse
 import os.path
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from agentgym.cli.shared import print_json, print_rows
 from agentgym.core.usage_error import UsageError, instead
 
 if TYPE_CHECKING:
-    from agentgym.sandbox.cleanup import Survey
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _STATES = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
@@ -108,19 +108,17 @@ def _build(args: argparse.Namespace) -> int:
     return 1 if any(record["error"] for record in records) else 0
 
 
-def _survey() -> Survey:
-    from agentgym.sandbox.cleanup import sandboxes
-
-    survey = sandboxes()
-    for backend, reason in survey.unasked.items():
+def _tell_unasked(unasked: Mapping[str, str]) -> None:
+    for backend, reason in unasked.items():
         print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
-    return survey
 
 
 def _list_sandboxes(args: argparse.Namespace) -> int:
+    from agentgym.sandbox.backends.select import sandboxes
     from agentgym.sandbox.discovery import this_host
 
-    found = _survey().found
+    found, unasked = sandboxes()
+    _tell_unasked(unasked)
     if args.json:
         print_json([asdict(f) for f in found])
         return 0
@@ -139,13 +137,14 @@ def _list_sandboxes(args: argparse.Namespace) -> int:
 
 def _cleanup(args: argparse.Namespace) -> int:
     from agentgym.sandbox.api import SandboxError
-    from agentgym.sandbox.cleanup import cleanup
+    from agentgym.sandbox.backends.select import cleanup
 
     try:
-        removed = cleanup(everything=args.all, run=args.of_run, survey=_survey())
+        removed, unasked = cleanup(everything=args.all, run=args.of_run)
     except SandboxError as error:
         print(f"agentgym sandbox: {error}", file=sys.stderr)
         return 1
+    _tell_unasked(unasked)
     if args.json:
         print_json([asdict(f) for f in removed])
     else:

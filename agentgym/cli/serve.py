@@ -298,7 +298,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _served(settings: ServeSettings, json: bool) -> int:
-    from agentgym.processes.gc_freeze import settle_memory
+    from agentgym.processes.subprocess_query import settle_memory
     from agentgym.service.server.env_server import serve
     from agentgym.service.server.forks import ZygoteFailed
 

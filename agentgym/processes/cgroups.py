@@ -1,15 +1,14 @@
 """Control groups, version 1 or 2, with limits of memory, processes and processor time.
 
-They are children of this process's own group if it can have any, so its limits hold for them too. In version 2, a group that
-holds processes cannot have children with limits unless it is the root; then the nearest group above that can is used.
+They are children of this process's own group, or in version 2 of the nearest one above that can have children with limits.
 """
 
 import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +33,8 @@ class GroupLimits:
 class Group:
     """A sandbox's folders: those of the guest, one for each controller in version 1, memory first; one in version 2.
 
-    `programs` limits the programs' memory without the guest: when they use it up, the kernel does not kill the guest. It is inside
-    the memory folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
+    `programs` limits the programs' memory without the guest: the kernel then does not kill the guest. It is inside the memory
+    folder in version 1, and beside the guest's in version 2, where `whole` is the parent of both.
     """
 
     folders: tuple[Path, ...]
@@ -45,7 +44,6 @@ class Group:
 
     @property
     def every(self) -> tuple[Path, ...]:
-        """All folders, in the order in which they can be removed."""
         return tuple(f for f in (self.programs, *self.folders, self.whole) if f is not None)
 
     def processes(self) -> list[int]:
@@ -61,55 +59,45 @@ def version() -> int:
 
 
 def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
-    """Make a group. `keep` is called before its folders are made, so that they are on record if this process is killed.
-
-    Raises:
-        OSError: groups cannot be made here, for lack of rights or of controllers.
-    """
+    """Make a group, after a call of `keep`. OSError: groups cannot be made here, for lack of rights or of controllers."""
+    parents = _parents(CONTROLLERS)
+    limited = {parent / name: controllers for parent, controllers in parents.items()}
     if version() == 2:
-        whole = _delegating(_below(ROOT, _own().get("", ""))) / name
+        whole = next(iter(limited))
         group = Group((whole / "guest",), 2, whole / "programs", whole)
-        limited = {whole: CONTROLLERS, whole / "guest": ()}
+        limited[whole / "guest"] = ()
     else:
-        limited = {parent / name: controllers for parent, controllers in _parents().items()}
         group = Group(tuple(limited), 1, next(iter(limited)) / "programs")
     keep(group)
-    with _making(group.version) as make:
-        for folder, controllers in limited.items():
-            make(folder, limits, controllers)
-        if group.whole is not None:
-            _delegate(group.whole, ("memory",))
-        make(group.every[0], replace(limits, spare=0), ("memory",))
+    folders = [(folder, limits, controllers) for folder, controllers in limited.items()]
+    _make([*folders, (group.every[0], replace(limits, spare=0), ("memory",))])
     return group
 
 
 def create_plain(name: str, memory: int, pids: int) -> Group:
     """Make a group without parts, limited to `memory` bytes, swap included, and `pids` threads; 0: no limit. May raise OSError."""
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
-    parents = _parents(wanted) if version() == 1 else {_delegating(_below(ROOT, _own().get("", "")), wanted): wanted}
-    with _making(version()) as make:
-        for parent, controllers in parents.items():
-            make(parent / name, GroupLimits(memory, pids, cpus=1.0), controllers)
-    return Group(tuple(parent / name for parent in parents), version())
+    limits = GroupLimits(memory, pids, cpus=1.0)
+    folders = [(parent / name, limits, controllers) for parent, controllers in _parents(wanted).items()]
+    _make(folders)
+    return Group(tuple(folder for folder, *_ in folders), version())
 
 
-@contextmanager
-def _making(version: int) -> Iterator[Callable[[Path, GroupLimits, Sequence[str]], None]]:
-    """A function that makes a folder and sets its limits. On failure, the folders that it made are removed."""
+def _make(folders: Iterable[tuple[Path, GroupLimits, Sequence[str]]]) -> None:
+    """Make folders and set their limits by some controllers. On failure, those that were made are removed."""
     made: list[Path] = []
-
-    def make(folder: Path, limits: GroupLimits, controllers: Sequence[str]) -> None:
-        folder.mkdir()
-        made.insert(0, folder)
-        for name, value in settings(limits, version).items():
-            optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
-            if name.split(".")[0] in controllers and (not optional or (folder / name).exists()):
-                (folder / name).write_text(value)
-
     try:
-        yield make
+        for folder, limits, controllers in folders:
+            if version() == 2 and folder.parent in made:
+                _delegate(folder.parent, controllers)
+            folder.mkdir()
+            made.insert(0, folder)
+            for name, value in settings(limits, version()).items():
+                optional = any(part in name for part in ("swap", "memsw", "kmem"))  # not every kernel counts these
+                if name.split(".")[0] in controllers and (not optional or (folder / name).exists()):
+                    (folder / name).write_text(value)
     except OSError:
-        remove(Group(tuple(made), version), patience=0.0)
+        remove(Group(tuple(made), version()), patience=0.0)
         raise
 
 
@@ -117,12 +105,8 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
     quota = max(1000, int(limits.cpus * PERIOD))
     memory = str(limits.memory + limits.spare)
     if version == 2:
-        return {
-            "memory.max": memory,
-            "memory.swap.max": "0",
-            "pids.max": str(limits.pids),
-            "cpu.max": f"{quota} {PERIOD}",
-        }
+        pids = str(limits.pids)
+        return {"memory.max": memory, "memory.swap.max": "0", "pids.max": pids, "cpu.max": f"{quota} {PERIOD}"}
     return {
         "memory.limit_in_bytes": memory,
         "memory.memsw.limit_in_bytes": memory,
@@ -140,7 +124,14 @@ def remove(group: Group, patience: float = 10.0) -> bool:
         for pid in group.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        left = [folder for folder in group.every if not _gone(folder)]
+        left = []
+        for folder in group.every:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                left.append(folder)
         if not left:
             return True
         if time.monotonic() > until:
@@ -158,17 +149,15 @@ def oom_kills(group: Group) -> int:
     return kills
 
 
-def _own() -> dict[str, str]:
+def _parents(controllers: Sequence[str]) -> dict[Path, Sequence[str]]:
+    """The folders in which this process can make groups, each with its controllers, memory first."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    return {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
-
-
-def _parents(controllers: Sequence[str] = CONTROLLERS) -> dict[Path, tuple[str, ...]]:
-    """In version 1, this process's own folders, each with its controllers, memory first."""
+    own = {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
+    if version() == 2:
+        return {_delegating(_below(ROOT, own.get("", "")), controllers): controllers}
     if missing := [name for name in controllers if not (ROOT / name / "cgroup.procs").exists()]:
         raise OSError(f"no control groups for {', '.join(missing)} under {ROOT}")
-    own = _own()
-    parents: dict[Path, tuple[str, ...]] = {}
+    parents: dict[Path, Sequence[str]] = {}
     for name in controllers:
         folder = _below((ROOT / name).resolve(), own.get(name, ""))
         parents[folder] = (*parents.get(folder, ()), name)
@@ -200,13 +189,3 @@ def _delegate(folder: Path, controllers: Sequence[str]) -> None:
     file = folder / "cgroup.subtree_control"
     if not set(controllers) <= set(file.read_text().split()):
         file.write_text(" ".join(f"+{name}" for name in controllers))
-
-
-def _gone(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

@@ -1,8 +1,7 @@
 """Child processes: start them with default signals, tie them to their parent, find and end everything that they started.
 
-Ignored and blocked signals are inherited: `nohup`, a shell's `&` and service managers ignore SIGINT or SIGHUP, Ray's workers
-block SIGINT. A child could then be neither interrupted nor stopped. This file is also the program that the command lines
-below run; it imports only the standard library, so it starts quickly.
+Children inherit ignored and blocked signals: `nohup`, a shell's `&` and service managers ignore SIGINT or SIGHUP, Ray's workers
+block SIGINT. This file is also the program that the command lines below run, so it imports only the standard library.
 """
 
 import contextlib
@@ -48,15 +47,7 @@ def restore_default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _exec(command: Sequence[str]) -> None:
-    restore_default_signals()
-    for number in _IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
-    os.execvp(command[0], list(command))
-
-
 def _supervise(parent: int, command: Sequence[str]) -> int:
-    restore_default_signals()
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -66,26 +57,17 @@ def _supervise(parent: int, command: Sequence[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
     while child.poll() is None and os.getppid() == parent and not stopped:
         time.sleep(_POLL_SECONDS)
-    _signal_group(child.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    _signal_group(child.pid, signal.SIGKILL)
-    child.wait()
+    for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
     end_children()
     return child.returncode
 
 
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
-    """The kernel sends this process a signal when its parent ends, even if it has just ended.
-
-    The tie is to the parent's thread that started this process: that thread must live as long as the parent.
-    """
+    """The kernel sends this process a signal when its parent, or the thread there that started it, ends or has just ended."""
     _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)
@@ -140,9 +122,12 @@ def end_children(seconds: float = GONE_SECONDS) -> bool:
 
 def _main(how: str, *rest: str) -> None:
     command = rest[1:] if how == "supervise" else rest
+    restore_default_signals()
     try:
         if how == "exec":
-            _exec(command)
+            for number in _IGNORED_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+            os.execvp(command[0], command)
         code = _supervise(int(rest[0]), command)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be started: {error.strerror}")

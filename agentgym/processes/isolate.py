@@ -1,10 +1,6 @@
-"""Run a function in another process, under a timeout that holds whatever the function does.
+"""Run a function in another process, under a timeout that holds even if it computes in C with the interpreter lock held.
 
-Code that is handed a model's text can compute for ever, in C and with the interpreter lock held, where neither a thread
-nor a signal handler stops it. The function is trusted, its arguments are not; its result comes back as JSON, so this process
-runs nothing that a worker sends.
-
-    call_isolated("math:factorial", 5, timeout=1.0)    # 120
+The function is trusted, its arguments are not; its result comes back as JSON, so this process runs nothing that a worker sends.
 """
 
 import atexit
@@ -12,11 +8,9 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import math
 import os
 import pickle
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -24,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from agentgym.processes.child_process import restore_default_signals
@@ -44,8 +39,7 @@ class NoWorker(RuntimeError):
     """No worker was free, or ready, in time, or it ended too early: the function has not run."""
 
 
-class _DiedEarly(NoWorker):
-    """A worker ended before it ran the function."""
+class _DiedEarly(NoWorker): ...
 
 
 class WorkerDied(RuntimeError):
@@ -87,9 +81,8 @@ def reference(function: Callable[..., Any]) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise ValueError(
-            f"{name!r} cannot run in another process: it must be a function of a module, found by its name"
-        )
+        why = "it must be a function of a module, found by its name"
+        raise ValueError(f"{name!r} cannot run in another process: {why}")
     if module != "__main__":
         return f"{module}:{name}"
     file = getattr(sys.modules["__main__"], "__file__", None)
@@ -104,22 +97,19 @@ class Worker:
     def __init__(
         self, environ: Mapping[str, str] | None = None, memory: int | None = MEMORY, stderr: int | None = None
     ) -> None:
-        start = (
-            f"import sys; sys.path[:] = {sys.path!r}; from agentgym.processes.isolate import _serve; _serve({memory})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            bufsize=0,
-            env=environ,
-            start_new_session=True,
-        )
-        pipes: Any = self._process.stdin, self._process.stdout
-        self._to, self._from = pipes
-        for pipe in pipes:
-            os.set_blocking(pipe.fileno(), False)
+        self._pipe, theirs = Pipe()
+        arguments = f"{theirs.fileno()}, {memory}"
+        start = f"import sys; sys.path[:] = {sys.path!r}; from agentgym.processes.isolate import _serve; _serve({arguments})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start],
+                stdin=subprocess.DEVNULL,
+                stdout=2 if stderr is None else stderr,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                env=environ,
+                start_new_session=True,
+            )
 
     def __enter__(self) -> "Worker":
         return self
@@ -133,31 +123,35 @@ class Worker:
 
     def call(self, name: str, *args: Any, timeout: float) -> Any:
         """The result of a function, named as `reference` does. Raises as `call_isolated` does."""
-        started = time.monotonic()
+        until = time.monotonic() + START_SECONDS
         try:
-            _send(self._to.fileno(), pickle.dumps((name, args, timeout)), started + START_SECONDS)
-            loaded = self._receive(started + START_SECONDS)
+            self._receive(START_SECONDS)  # it is ready, so it will take the request at once
+            self._pipe.send_bytes(pickle.dumps((name, args, timeout)))
+            loaded = self._receive(max(until - time.monotonic(), 0.0))
         except TimeoutError:
             raise NoWorker(f"{name}: a worker was not ready within {START_SECONDS:g} s") from None
-        except (BrokenPipeError, WorkerDied) as error:
-            death = error if isinstance(error, WorkerDied) else self._death()
-            raise _DiedEarly(f"{name}: {death} before the call") from None
-        if loaded is None:
-            try:
-                loaded = self._receive(time.monotonic() + timeout)
-            except TimeoutError:
-                raise TimeoutError(f"{name}: no result within {timeout:g} s") from None
-        kind, value = loaded
+        except ConnectionError:
+            raise _DiedEarly(f"{name}: {self._death()} before the call") from None
+        except WorkerDied as error:
+            raise _DiedEarly(f"{name}: {error} before the call") from None
+        try:
+            kind, value = loaded or self._receive(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"{name}: no result within {timeout:g} s") from None
         if kind == "error":
             raise IsolatedCallError(f"{name}: {value}")
         return value
 
-    def _receive(self, until: float) -> Any:
+    def _receive(self, seconds: float) -> Any:
         try:
-            return json.loads(_receive(self._from.fileno(), _LONGEST_ANSWER, until))
-        except EOFError:
+            if not self._pipe.poll(seconds):
+                raise TimeoutError
+            return json.loads(self._pipe.recv_bytes(_LONGEST_ANSWER))
+        except (EOFError, ConnectionError):
             raise WorkerDied(self._death()) from None
-        except ValueError as error:
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as error:
             raise WorkerDied(f"a worker's answer cannot be read: {error}") from error
 
     def _death(self) -> str:
@@ -171,14 +165,11 @@ class Worker:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._to.close()
-        self._from.close()
+        self._pipe.close()
         self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's process."""
-        self._to.close()
-        self._from.close()
+        self._pipe.close()
         self._process.returncode = 0  # else Popen would wait for what is no child of this process
 
 
@@ -189,7 +180,6 @@ _workers: set[Worker] = set()
 
 @contextlib.contextmanager
 def _worker() -> Iterator[Worker]:
-    """A worker for one call. It is kept for the next call unless this one failed in a way that may have harmed it."""
     free = _free
     if not free.acquire(timeout=WAIT_SECONDS):
         raise NoWorker(f"no worker process was free within {WAIT_SECONDS:g} s")
@@ -212,12 +202,10 @@ def _worker() -> Iterator[Worker]:
 
 def _idle_worker() -> Worker | None:
     with contextlib.suppress(IndexError):
-        while True:
-            worker = _idle.pop()
-            if worker.alive:
-                return worker
+        while not (worker := _idle.pop()).alive:
             _workers.discard(worker)
             worker.kill()
+        return worker
     return None
 
 
@@ -244,23 +232,22 @@ os.register_at_fork(after_in_child=_begin_anew)
 atexit.register(close_workers)
 
 
-def _serve(memory: int | None) -> None:
+def _serve(descriptor: int, memory: int | None) -> None:
     restore_default_signals()
-    requests, answers = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # prints of the function must not mix with answers
+    pipe = Connection(descriptor)
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
+        pipe.send_bytes(b'"ready"')
         try:
-            request = _receive(requests)
-        except EOFError:
+            request = pipe.recv_bytes()
+        except (EOFError, ConnectionError):
             return
         try:
             name, args, timeout = pickle.loads(request)
             function = _load(name)
-            _send(answers, b"null")
+            pipe.send_bytes(b"null")
             # The signal's default action ends the process even if Python's handlers would not run and the caller is gone.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timeout + _GRACE)
@@ -269,9 +256,8 @@ def _serve(memory: int | None) -> None:
             raise
         except BaseException as error:
             answer = json.dumps(["error", _error_text(error)])
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(answers, answer.encode())
+        pipe.send_bytes(answer.encode())
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -285,7 +271,6 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _module_of_file(file: str) -> Any:
-    """A script imported as a module, once per worker, under a name other than __main__."""
     if file not in sys.modules:
         spec = importlib.util.spec_from_file_location("__isolated_main__", file)
         if spec is None or spec.loader is None:
@@ -305,40 +290,3 @@ def _error_text(error: BaseException) -> str:
         return f"{type(error).__name__}, which raised {type(second).__name__} when it was written"
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{text:.2000}{where}"
-
-
-# A message is eight bytes of length, big endian, and the content. Deadlines hold if the descriptor is non-blocking. A closed
-# other side raises BrokenPipeError or EOFError.
-
-
-def _send(fd: int, content: bytes, until: float = math.inf) -> None:
-    rest = memoryview(len(content).to_bytes(8, "big") + content)
-    while rest:
-        _wait(fd, select.POLLOUT, until)
-        rest = rest[os.write(fd, rest) :]
-
-
-def _receive(fd: int, longest: int = sys.maxsize, until: float = math.inf) -> bytes:
-    size = int.from_bytes(_read(fd, 8, until), "big")
-    if size > longest:
-        raise ValueError(f"a message of {size} bytes was announced; {longest} is the limit")
-    return _read(fd, size, until)
-
-
-def _read(fd: int, size: int, until: float) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        _wait(fd, select.POLLIN, until)
-        chunk = os.read(fd, min(size - len(data), 1 << 20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
-
-
-def _wait(fd: int, event: int, until: float) -> None:
-    left = until - time.monotonic()
-    poll = select.poll()
-    poll.register(fd, event)
-    if left <= 0 or not poll.poll(None if left == math.inf else left * 1000):
-        raise TimeoutError

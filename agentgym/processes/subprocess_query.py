@@ -1,10 +1,10 @@
-"""Ask a question in a forked process, so that the modules it imports take no memory in this one."""
+"""Forks of a process that has imported much: what they ask takes no memory in it, and its own is shared with them."""
 
-import json
-import os
-import sys
-import traceback
+import ctypes
+import gc
+import multiprocessing
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -13,34 +13,33 @@ class SubprocessQueryError(RuntimeError):
 
 
 def subprocess_query(ask: Callable[[], Any]) -> Any:
-    """Run `ask` in a forked process and return its result, which must be JSON. This process must have no threads yet."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        _answer(ask, writing)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code or not answer:
-        raise SubprocessQueryError(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
-    return json.loads(answer)
+    """Run `ask` in a forked process and return its result, which can be pickled. This process must have no threads yet."""
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
 
+    def answer() -> None:
+        with suppress(KeyboardInterrupt):
+            writing.send(ask())
 
-def _answer(ask: Callable[[], Any], writing: int) -> None:
-    code = 1
+    child = context.Process(target=answer)
+    child.start()
+    writing.close()
     try:
-        answer = json.dumps(ask())
-        with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-            pipe.write(answer)
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        traceback.print_exc()
+        return reading.recv()
+    except EOFError:
+        child.join()
+        code = child.exitcode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise SubprocessQueryError(how) from None
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        reading.close()
+        child.join()
+
+
+def settle_memory() -> None:
+    """Return free memory to the system and exempt existing objects from garbage collection, so that forks share their pages."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+    gc.freeze()

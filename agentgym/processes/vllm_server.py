@@ -51,8 +51,6 @@ class VllmOptions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server process. `exit_code` is None while it runs; a negative one is the signal that ended it."""
-
     pid: int
     exit_code: int | None
     last_line: str
@@ -105,7 +103,11 @@ class VllmServer:
     def state(self) -> ServerState:
         if self._process is None:
             return ServerState(0, 0, "", "")
-        lines = self._last_lines()
+        with self._log.open("rb") as log:
+            log.seek(max(self._begun, self._log.stat().st_size - 16384))
+            text = log.read().decode(errors="replace")
+        clean = (_CONTROL.sub("", line).strip() for line in text.splitlines())
+        lines = [line[:300] for line in clean if line][-_LOG_LINES:]
         return ServerState(self._process.pid, self._process.poll(), lines[-1] if lines else "", "\n".join(lines))
 
     def stop(self) -> None:
@@ -117,13 +119,6 @@ class VllmServer:
         except subprocess.TimeoutExpired:
             self._process.kill()  # the kernel then kills the server
             self._process.wait()
-
-    def _last_lines(self) -> list[str]:
-        with self._log.open("rb") as log:
-            log.seek(max(self._begun, self._log.stat().st_size - 16384))
-            lines = log.read().decode(errors="replace").splitlines()
-        clean = (_CONTROL.sub("", line).strip() for line in lines)
-        return [line[:300] for line in clean if line][-_LOG_LINES:]
 
 
 def command_line(options: VllmOptions, port: int) -> list[str]:
@@ -157,9 +152,8 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not options.gpu:
         env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
-        env.update(
-            TORCH_COMPILE_DISABLE="1"
-        )  # small functions of the sampler: half a minute of C++ at the first request
+        # Compiling small functions of the sampler takes half a minute of C++ at the first request.
+        env.update(TORCH_COMPILE_DISABLE="1")
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return {**env, **options.environment}
 
@@ -170,7 +164,6 @@ def _usable_port(port: int) -> int:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise ServingError(
-                f"vLLM cannot listen on port {port} of {HOST} ({error.strerror}): choose another, or 0 for a free one"
-            ) from error
+            where = f"port {port} of {HOST} ({error.strerror})"
+            raise ServingError(f"vLLM cannot listen on {where}: choose another, or 0 for a free one") from error
         return int(probe.getsockname()[1])

@@ -161,7 +161,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
 
 async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     """True if the agent made a step hang: its programs have run in the episode, and their back end is up."""
-    from agentgym.sandbox.lease import program_since  # here: most episodes need no sandbox
+    from agentgym.sandbox.pool import program_since  # here: most episodes need no sandbox
 
     up = program_since(executor.thread, began) or env.get_wrapper_attr("hung_by_agent")
     return await asyncio.to_thread(up)

@@ -1,7 +1,6 @@
 """The contract of a sandbox: settings, methods, results of commands, errors. All back ends pass the same tests.
 
-The first process in a sandbox, the guest (`guest.py`), starts programs and ends them at their timeout. Programs run as an
-unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`.
+Programs run as an unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""All sandboxes on this machine, and whether the process that made each still runs.
-
-A back end keeps the `marks` of this process with each sandbox, and reads them back with `found`.
-"""
+"""The marks that a back end keeps with each sandbox: which run and process made it, and whether that process still runs."""
 
 import os
 import socket
@@ -14,10 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Found:
-    """A sandbox. `run` is the label of its run, `started` seconds since 1970, `pid` the process on `host` that made it.
-
-    `alive`: whether that process runs; also True on another host, where that cannot be known.
-    """
+    """A sandbox. Process `pid` on `host` made it `started` seconds after 1970; if it is `alive`, or on another host."""
 
     id: str
     backend: str
@@ -29,7 +23,6 @@ class Found:
 
 
 def marks(run: str) -> dict[str, str]:
-    """The record of a sandbox that this process makes now."""
     pid = os.getpid()
     return {"run": run, "pid": str(pid), "born": str(_birth(pid)), "host": this_host(), "started": f"{time.time():.3f}"}
 

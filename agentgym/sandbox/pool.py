@@ -2,7 +2,7 @@
 
 A pool makes a sandbox when a caller waits for one, resets it in the background when it is returned, and lends it again, or
 replaces it if it died or cannot be reset. A few are made at a time; after a failure one at a time, with a growing pause, as
-long as a caller waits. Threads do the work; they start on demand and end when idle.
+long as a caller waits. Each of these jobs has a thread. Callers get a `Lease`, which acts as the sandbox.
 """
 
 import logging
@@ -10,19 +10,152 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from agentgym.sandbox.api import Sandbox, SandboxError
-from agentgym.sandbox.lease import Lease
+from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
+from agentgym.sandbox.api import (
+    MEGABYTE,
+    WORKSPACE,
+    BackendDown,
+    Command,
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    SandboxSpoiled,
+    Session,
+)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds without a new attempt after a failure; doubled each time
 SIGN_SECONDS = 5.0  # in which one that is about to be lent must give a sign of life
 LOOK_SECONDS = 1.0  # how often one who waits looks for leases that became garbage
 
 _log = logging.getLogger("agentgym.sandbox")
+Up = Callable[[], bool]
+_begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a program, and how to ask for its back end
+
+
+def program_since(thread: int | None, then: float) -> Up | None:
+    """Asks for the health of the back end in which this thread began a program since `then`; None if it began none."""
+    begun, up = _begun.get(thread or 0, (0.0, None))
+    return up if up is not None and begun >= then else None
+
+
+class Lease:
+    """A sandbox lent by `SandboxPool.acquire`. After `close`, which returns it to the pool, every call raises SandboxError.
+
+    Once a program has run in it, errors are marked as possibly caused by that program; see `agentgym.core.agent_failure`.
+
+    Args:
+        drop: called instead of `give_back` if the lease is garbage-collected unclosed; it must take no lock.
+        up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
+    """
+
+    def __init__(
+        self,
+        box: Sandbox,
+        give_back: Callable[[], None],
+        drop: Callable[[], None],
+        up_since: Callable[[float], bool] = lambda then: False,
+    ):
+        self.id = box.id
+        self.spec = box.spec
+        self._box: Sandbox | None = box
+        self._give_back = give_back
+        self._drop = drop
+        self._pid = os.getpid()
+        self._up: Up = partial(up_since, time.monotonic())
+        self._used = False  # whether a program has run in it
+        self._lost = False
+
+    @property
+    def alive(self) -> bool:
+        return self._box is not None and os.getpid() == self._pid and self._box.alive
+
+    def exec(self, command: Command, **options: Any) -> ExecResult:
+        with self._told_apart(program=True, values=True) as box:
+            return box.exec(command, **options)
+
+    def session(self, command: Command = "python") -> Session:
+        with self._told_apart() as box:
+            return _LentSession(self, box.session(command))
+
+    def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
+        with self._told_apart(values=True) as box:
+            return box.read(path, limit)
+
+    def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
+        with self._told_apart() as box:
+            box.write(path, data, mode)
+
+    def upload(self, source: Path, path: str = WORKSPACE) -> None:
+        with self._told_apart() as box:
+            box.upload(source, path)
+
+    def reset(self) -> None:
+        with self._told_apart() as box:
+            box.reset()
+        self._used = False
+
+    def close(self) -> None:
+        box, self._box = self._box, None
+        if box is not None and os.getpid() == self._pid:
+            self._give_back()
+
+    def __del__(self) -> None:
+        box = getattr(self, "_box", None)
+        if box is not None and os.getpid() == self._pid:
+            self._drop()
+
+    @contextmanager
+    def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
+        """For one call that may run a `program`. `values`: a ValueError is about a program's traces, not the host's request."""
+        box = self._box
+        if box is None:
+            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
+        if os.getpid() != self._pid:
+            whose = f"belongs to process {self._pid}, and this process is a fork of it"
+            raise SandboxError(f"sandbox {self.id} {whose}: acquire one here")
+        alive = box.alive or self._lost  # one that the host closed was not lost by a program
+        if program:
+            self._used = True
+            _begun[threading.get_ident()] = time.monotonic(), self._up
+        try:
+            yield box
+        except SandboxError as error:
+            if self._used and alive and not isinstance(error, BackendDown):
+                self._lost = True
+                spoiled, up = isinstance(error, SandboxSpoiled), self._up
+                blame(error, lambda: SANDBOX_SPOILED if spoiled else SANDBOX_LOST if up() else None)
+            raise
+        except (OSError, ValueError) as error:
+            if self._used and (values or isinstance(error, OSError)):
+                blame(error, lambda: SANDBOX_SPOILED)
+            raise
+
+
+class _LentSession:
+    """A session that ends with the lease: later answers would come in between the next borrower's calls."""
+
+    def __init__(self, loan: Lease, session: Session):
+        self._loan = loan
+        self._session = session
+
+    @property
+    def alive(self) -> bool:
+        return self._loan.alive and self._session.alive
+
+    def run(self, text: str, timeout: float = 10.0) -> ExecResult:
+        with self._loan._told_apart(program=True, values=True):
+            return self._session.run(text, timeout)
+
+    def close(self) -> None:
+        if self.alive:
+            self._session.close()
 
 
 class Pooled(Sandbox, Protocol):
@@ -39,33 +172,21 @@ class Places:
         self.limit = limit
         self.taken = 0
         self.ending = 0  # of those taken, how many are about to be free
-        self.changed = threading.Condition()  # guards this and all that its pools hold
+        self.lock = threading.RLock()  # guards this and all that its pools hold
         self.pools: list[SandboxPool] = []
 
     def close(self, timeout: float = 3.0) -> None:
         """Close all pools; wait at most `timeout` seconds."""
-        with self.changed:
+        with self.lock:
             boxes = [box for pool in [*self.pools] for box in pool.retire()]
         close_all(boxes, timeout)
 
 
 @dataclass
 class _Waiter:
-    since: float = field(default_factory=time.monotonic)
+    since: float
     served: threading.Event = field(default_factory=threading.Event)
     box: Pooled | None = None
-
-
-@dataclass
-class _Failures:
-    count: int = 0
-    reason: str = ""
-    retry_at: float = 0.0
-
-    def add(self, error: Exception) -> None:
-        self.count += 1
-        self.reason = str(error) or type(error).__name__
-        self.retry_at = time.monotonic() + min(FIRST_PAUSE * 2 ** (self.count - 1), LONGEST_PAUSE)
 
 
 class SandboxPool:
@@ -94,7 +215,7 @@ class SandboxPool:
         self._places = places
         self._at_once = at_once
         self._idle_seconds = idle_seconds
-        self._changed = places.changed
+        self._lock = places.lock
         self._idle: deque[tuple[Pooled, float]] = deque()  # with the time since when; the last used at the right
         self._dirty: deque[Pooled] = deque()
         self._dropped: deque[Pooled] = deque()  # of leases that became garbage; filled without the lock
@@ -103,45 +224,44 @@ class SandboxPool:
         self._creating = 0
         self._resetting = 0
         self._owed = 0  # to be replaced even if no caller waits
+        self._job: Callable[[], None] | None = None  # one for which no thread could be started
         self._workers = 0
-        self._busy = 0
-        self._failures = _Failures()
+        self._timer: threading.Timer | None = None  # for what is idle
+        self._failures, self._reason, self._retry_at = 0, "", 0.0  # since the last success
         self._closed = False
         self._pid = os.getpid()
-        with self._changed:
+        with self._lock:
             places.pools.append(self)
 
     def acquire(self, timeout: float = 110.0) -> Lease:
         """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why."""
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
-        waiter = _Waiter()
-        self._queue(waiter)
+        box: Pooled | None = None
+        since = time.monotonic()
         while True:
+            waiter = _Waiter(since)
+            with self._lock:
+                if self._closed:
+                    raise SandboxError(f"{self.name}: the pool was closed")
+                if box is not None:  # it died while idle; the caller keeps its place in the queue
+                    self._take_back(box)
+                self._waiters.insert(0 if box is not None else len(self._waiters), waiter)
+                self._look()
             box = self._wait(waiter, timeout)
             try:
                 box.ping(SIGN_SECONDS)
                 return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
-            except SandboxError:  # it died while idle; the caller keeps its place in the queue
-                waiter = _Waiter(waiter.since)
-                self._queue(waiter, returned=box)
+            except SandboxError:
+                continue
             except BaseException:  # Ctrl-C: the caller is gone
                 self._give_back(box)
                 raise
 
-    def _queue(self, waiter: _Waiter, returned: Pooled | None = None) -> None:
-        with self._changed:
-            if self._closed:
-                raise SandboxError(f"{self.name}: the pool was closed")
-            if returned is not None:
-                self._take_back(returned)
-            self._waiters.insert(0 if returned is not None else len(self._waiters), waiter)
-            self._look()
-
     def close(self, timeout: float = 3.0) -> None:
         """End all its sandboxes, lent ones too; wait at most `timeout` seconds. May be called twice."""
         if os.getpid() == self._pid:
-            with self._changed:
+            with self._lock:
                 boxes = self.retire()
             close_all(boxes, timeout)
 
@@ -149,12 +269,12 @@ class SandboxPool:
         deadline = waiter.since + timeout
         try:
             while not waiter.served.wait(min(max(deadline - time.monotonic(), 0.0), LOOK_SECONDS)):
-                with self._changed:
+                with self._lock:
                     self._look()
                     if waiter.box is None and time.monotonic() >= deadline:
                         raise SandboxError(f"{self.name}: no sandbox within {timeout:g} s: {self._why_none()}")
         except BaseException:  # also Ctrl-C: the caller is gone
-            with self._changed:
+            with self._lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
                 if waiter.box is not None:
@@ -166,15 +286,14 @@ class SandboxPool:
         return waiter.box
 
     def _why_none(self) -> str:
-        failures, places = self._failures, self._places
-        if failures.count:
-            return f"the last {failures.count} attempt(s) to make one failed: {failures.reason}"
-        if places.taken >= places.limit:
-            return f"all {places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
+        if self._failures:
+            return f"the last {self._failures} attempt(s) to make one failed: {self._reason}"
+        if self._places.taken >= self._places.limit:
+            return f"all {self._places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
         return f"{self._creating} are being made, and {len(self._waiters)} more wait for one"
 
     def _give_back(self, box: Pooled) -> None:
-        with self._changed:
+        with self._lock:
             self._take_back(box)
 
     # The methods from here to `_work` are called with the lock held.
@@ -192,7 +311,8 @@ class SandboxPool:
         for waiter in self._waiters:
             waiter.served.set()
         self._waiters.clear()
-        self._changed.notify_all()
+        if self._timer is not None:
+            self._timer.cancel()
         self._staff_all()
         return boxes
 
@@ -220,38 +340,37 @@ class SandboxPool:
 
     def _creations(self) -> int:
         """The number of sandboxes to start now, if there are places. After a failure, one at a time."""
-        if self._failures.retry_at > time.monotonic():
+        if self._retry_at > time.monotonic():
             return 0
-        return max(min(self._missing(), (1 if self._failures.count else self._at_once) - self._creating), 0)
+        return max(min(self._missing(), (1 if self._failures else self._at_once) - self._creating), 0)
 
     def _next_job(self) -> Callable[[], None] | None:
-        now = time.monotonic()
         if self._closed:
             return None
+        places = self._places
         if self._dirty:
             self._resetting += 1
-            box = self._dirty.popleft()
-            places = self._places  # a sandbox of another pool may need this one's place
+            # A sandbox of another pool may need this one's place.
             keep = places.taken < places.limit or self._claims_before() <= places.ending
             places.ending += not keep
-            return lambda: self._clean(box, keep)
+            return partial(self._clean, self._dirty.popleft(), keep)
         if self._creations():
-            free = self._places.limit - self._places.taken
+            free = places.limit - places.taken
             if free > self._claims_before():
-                self._places.taken += 1
+                places.taken += 1
                 self._creating += 1
                 return self._create
-            idle = [pool for pool in self._places.pools if pool._idle]
-            if not free and idle and self._missing() > self._places.ending:
+            idle = [pool for pool in places.pools if pool._idle]
+            if not free and idle and self._missing() > places.ending:
                 return min(idle, key=lambda pool: pool._idle[0][1])._end_oldest()
-        if self._idle and self._idle[0][1] + self._idle_seconds <= now:
+        if self._idle and self._idle[0][1] + self._idle_seconds <= time.monotonic():
             return self._end_oldest()
         return None
 
     def _end_oldest(self) -> Callable[[], None]:
         box, _ = self._idle.popleft()
         self._places.ending += 1
-        return lambda: self._end(box)
+        return partial(self._end, box)
 
     def _claims_before(self) -> int:
         """The number of places that belong to other pools: those where a caller has waited longer than any caller here."""
@@ -259,29 +378,21 @@ class SandboxPool:
         others = [p for p in self._places.pools if p is not self and p._waiters and p._waiters[0].since < mine]
         return sum(pool._creations() for pool in others)
 
-    def _pause(self) -> float | None:
-        """Seconds until time alone makes a job; None: only an event does."""
-        now, moments = time.monotonic(), []
-        if self._missing() and self._failures.retry_at > now:
-            moments.append(self._failures.retry_at)
-        if self._idle:
-            moments.append(self._idle[0][1] + self._idle_seconds)
-        return max(min(moments) - now, 0.0) if moments and not self._closed else None
-
     def _staff(self) -> None:
-        """Have as many threads as there are jobs, and one to wait where time alone will make one."""
-        places = self._places
-        room = places.limit - places.taken + sum(len(pool._idle) for pool in places.pools if pool is not self)
-        jobs = len(self._dirty) + max(min(self._creations(), room), 0)
-        wanted = max(min(self._busy + jobs, 2 * self._at_once), int(self._pause() is not None))
-        while self._workers < wanted and not self._closed:
-            self._workers += 1
-            try:
-                threading.Thread(target=self._work, name=f"{self.name} pool", daemon=True).start()
-            except RuntimeError:  # no more threads can start: the others, and the next call, go on
-                self._workers -= 1
-                break
-        self._changed.notify_all()
+        """Start a thread for each job that there is, and a timer where time alone will make one."""
+        try:
+            while self._workers < 2 * self._at_once and (job := self._job or self._next_job()) is not None:
+                self._job = job
+                threading.Thread(target=self._work, args=[job], name=f"{self.name} pool", daemon=True).start()
+                self._job = None
+                self._workers += 1
+            if self._idle and self._timer is None:
+                timer = threading.Timer(self._idle[0][1] + self._idle_seconds - time.monotonic(), self._expire)
+                timer.daemon = True
+                timer.start()
+                self._timer = timer
+        except RuntimeError:  # no more threads can start: the next call tries again
+            return
 
     def _staff_all(self) -> None:
         for pool in self._places.pools:
@@ -289,42 +400,40 @@ class SandboxPool:
 
     # The methods from here on are run by the threads, without the lock.
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                job = self._next_job()
-                if job is None:
-                    pause = self._pause()
-                    if pause is None or self._workers - self._busy > 1:
-                        self._workers -= 1
-                        return
-                    self._changed.wait(pause)
-                    continue
-                self._busy += 1
-            try:
-                job()
-            except Exception:  # a back end broke its contract; the thread continues
-                _log.exception("%s: while a sandbox was made, reset or closed", self.name)
-            with self._changed:
-                self._busy -= 1
+    def _expire(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._staff()
+
+    def _work(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:  # a back end broke its contract
+            _log.exception("%s: while a sandbox was made, reset or closed", self.name)
+        with self._lock:
+            self._workers -= 1
+            self._staff_all()
 
     def _create(self) -> None:
         try:
             box = self._open()
         except Exception as error:  # errors of a back end are raised in the waiting callers
-            with self._changed:
-                self._failures.add(error)
-                first = self._failures.count == 1
+            with self._lock:
+                first = not self._failures
+                pause = min(FIRST_PAUSE * 2 ** min(self._failures, 9), LONGEST_PAUSE)
+                self._failures += 1
+                self._reason, self._retry_at = str(error) or type(error).__name__, time.monotonic() + pause
                 self._owed = 0
                 self._creating -= 1
                 self._places.taken -= 1
                 self._staff_all()
             if first:
                 _log.warning("%s: a sandbox could not be made: %s", self.name, error)
+            time.sleep(pause)  # then this thread's end starts the next attempt
             return
-        with self._changed:
+        with self._lock:
             self._creating -= 1
-            self._failures = _Failures()
+            self._failures, self._retry_at = 0, 0.0
             self._owed = max(self._owed - 1, 0)
             if self._keep(box):
                 return
@@ -339,7 +448,7 @@ class SandboxPool:
                 clean = True
         except Exception as error:  # a sandbox with any error is replaced
             _log.warning("%s: sandbox %s is replaced: %s", self.name, box.id, error)
-        with self._changed:
+        with self._lock:
             self._resetting -= 1
             if clean and self._keep(box):
                 return
@@ -348,42 +457,30 @@ class SandboxPool:
         self._end(box)
 
     def _keep(self, box: Pooled) -> bool:
-        if self._closed:
-            return False
-        self._idle.append((box, time.monotonic()))
-        self._serve()
-        self._staff_all()
-        return True
+        if not self._closed:
+            self._idle.append((box, time.monotonic()))
+            self._serve()
+        return not self._closed
 
     def _end(self, box: Pooled) -> None:
         try:
             box.close()
         finally:
-            with self._changed:
+            with self._lock:
                 self._places.ending -= 1
                 self._places.taken -= 1
-                self._staff_all()
 
 
 def close_all(boxes: list[Pooled], timeout: float) -> None:
     """Close them concurrently; wait at most `timeout` seconds. Remaining sandboxes end with this process."""
     deadline = time.monotonic() + timeout
-    left = deque(boxes)
-
-    def close_some() -> None:
-        while left and time.monotonic() < deadline:
-            try:
-                box = left.popleft()
-            except IndexError:
-                return
-            box.close()
-
-    threads = [threading.Thread(target=close_some, daemon=True) for _ in range(min(len(boxes), 16))]
-    try:
-        for thread in threads:
+    threads = [threading.Thread(target=box.close, daemon=True) for box in boxes]
+    for box, thread in zip(boxes, threads, strict=True):
+        try:
             thread.start()
-    except RuntimeError:  # the interpreter is ending, and starts no thread any more
-        close_some()
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more
+            if time.monotonic() < deadline:
+                box.close()
     for thread in threads:
         if thread.ident is not None:
             thread.join(max(deadline - time.monotonic(), 0.0))

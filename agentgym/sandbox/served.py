@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import bubblewrap, docker
 from agentgym.sandbox.backends import select as backends
-from agentgym.sandbox.guest.channel import GuestRpc, Header
-from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GuestSandbox
+from agentgym.sandbox.guest.guest_sandbox import GuestRpc, GuestSandbox
 from agentgym.sandbox.images import build as images
 
 with contextlib.suppress(ImportError):  # here, so that workers share it
@@ -41,10 +39,6 @@ class Total:
     cpus: float = 0.0
     memory: int = 0
     count: int = 0
-
-    def amounts(self) -> tuple[int, int, int]:
-        """As `Slot.reserve_sandbox` takes them."""
-        return round(1000 * self.cpus), self.memory, self.count
 
 
 class ServedSandbox:
@@ -87,19 +81,11 @@ class ServedSandbox:
         _let_go()
         backend = chosen(self.backend, spec.image)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
-        opened = docker.open_docker if backend == "docker" else bubblewrap.open_bubblewrap
-        self.box = opened(spec, name)
+        self.box = backends.opener(backend)(spec, name)
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
 
-    def ask(self, header: Header, data: bytes, seconds: float) -> tuple[Header, bytes]:
-        return self._channel.call(header, data, timeout=seconds)
-
-    def hear(self) -> tuple[Header, bytes]:
-        """The next part of a file that the guest reads."""
-        return self._channel.answer("read", timeout=FILE_TIMEOUT)
-
     @property
-    def _channel(self) -> GuestRpc:
+    def channel(self) -> GuestRpc:
         if self.box is None:
             raise SandboxError("there is no sandbox yet")
         return self.box.channel
@@ -136,18 +122,16 @@ def built(backend: str | None) -> list[str]:
 def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
     """The answer to `GET /sandboxes`; with `image`, the back end that has it, or ValueError. Sweeps the sandboxes of killed processes."""
     held = ServedSandbox.of_settings(settings)
-    if _sweeping.acquire(blocking=False):
-        threading.Thread(target=_sweep, name="sandbox cleanup", daemon=True).start()
+
+    def sweep() -> None:
+        with _sweeping:
+            backends.remove_dead()
+
+    if not _sweeping.locked():
+        threading.Thread(target=sweep, name="sandbox cleanup", daemon=True).start()
     if image is not None:
         try:
             return {"image": image, "backend": chosen(held.backend, image)}
         except SandboxError as error:
             raise ValueError(str(error)) from error
     return {"images": built(held.backend), "most": vars(held.most), "total": vars(held.total)}
-
-
-def _sweep() -> None:
-    try:
-        backends.remove_dead()
-    finally:
-        _sweeping.release()

@@ -1,9 +1,10 @@
 """Files that are written in one step."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from agentgym.storage.jsonl import encodable
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -29,10 +30,4 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """A value as indented JSON that any file and terminal can take."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which a model may write: only an escape can carry it
-        text = json.dumps(value, indent=2)
-    return text
+    return encodable(value, indent=2)

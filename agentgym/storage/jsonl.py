@@ -12,15 +12,19 @@ _BLOCK = 1 << 16
 def line_of(record: Any) -> str:
     """The record as one line with its end. NumPy values become numbers and lists, what JSON does not know becomes text."""
     try:
-        line = json.dumps(record, ensure_ascii=False, default=plain)
+        return encodable(record, default=plain) + "\n"
     except TypeError:  # a key that is a tuple, say
-        record = _with_text_keys(record)
-        line = json.dumps(record, ensure_ascii=False, default=plain)
+        return encodable(_with_text_keys(record), default=plain) + "\n"
+
+
+def encodable(value: Any, **how: Any) -> str:
+    """A value as JSON that any file and terminal can take."""
+    text = json.dumps(value, ensure_ascii=False, **how)
     try:
-        line.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can carry it
-        line = json.dumps(record, default=plain)
-    return line + "\n"
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which a model may write: only an escape can carry it
+        text = json.dumps(value, **how)
+    return text
 
 
 def mend(path: Path) -> None:

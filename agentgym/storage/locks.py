@@ -8,11 +8,9 @@ _LOCKS = Path("/proc/locks")
 
 
 def hold(folder: Path) -> int:
-    """A descriptor that holds the folder's lock. The kernel lets go of it when this process ends, however it ends.
+    """A descriptor that holds the folder's lock until this process ends, however it ends.
 
-    Raises:
-        ValueError: another process holds it; the message names folder and process.
-        OSError: the file cannot be made.
+    ValueError: another process holds it; the message names folder and process.
     """
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -20,10 +18,8 @@ def hold(folder: Path) -> int:
     except BlockingIOError:
         writer = os.read(lock, 20).decode(errors="replace").strip()
         os.close(lock)
-        raise ValueError(
-            f"{folder} is being written by another process{f' ({writer})' if writer else ''}: wait for it, end it, or"
-            " choose another folder"
-        ) from None
+        who = f"another process{f' ({writer})' if writer else ''}"
+        raise ValueError(f"{folder} is being written by {who}: wait for it, end it, or choose another folder") from None
     except OSError:
         os.close(lock)
         raise
@@ -48,15 +44,8 @@ def lock_held(lock: Path) -> bool:
 def _cannot_be_taken(lock: Path) -> bool:
     """For systems without a list of locks: whether a shared lock, held for an instant, is refused."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False

@@ -1,7 +1,4 @@
-"""The tools of an MCP server, for an environment's `ToolSet`.
-
-    with McpTools(["python", "server.py"]) as server:          # or McpTools(url="http://127.0.0.1:8000/mcp")
-        tools = ToolSet([*server, my_own_tool])
+"""The tools of an MCP server: `with McpTools(["python", "server.py"]) as server: tools = ToolSet([*server, my_own_tool])`.
 
 Needs `agentgym-toolkit[mcp]`. Calls block the calling thread; one more thread speaks the protocol for all servers.
 """
@@ -17,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,8 +76,11 @@ class McpTools:
             raise ValueError("McpTools needs either a command or a url")
         if isinstance(command, str):
             raise ValueError(f"command is a list of a program and its arguments, not the text {command!r}")
-        self.command = list(command) if command is not None else None
-        self.url, self.env, self.cwd, self.headers = url, env, cwd, headers
+        self.name = url or " ".join(command or [])  # as error messages show it
+        if command is not None:
+            self._streams: _Streams = partial(_server_process, list(command), env, cwd)
+        else:
+            self._streams = partial(_http, str(url), dict(headers or {}))
         self.timeout, self.start_timeout = timeout, start_timeout
         self.max_output, self.stateless = max_output, stateless
         self._lock = threading.Lock()
@@ -89,14 +90,13 @@ class McpTools:
     @property
     def tools(self) -> list[Tool]:
         """The server's tools, as it listed them when the connection was made."""
-
-        def run_as(name: str) -> Callable[..., str]:
-            return lambda **arguments: self.call(name, arguments)
-
         return [
-            Tool(listed.name, listed.description or "", listed.input_schema, run_as(listed.name), problem_of_names)
-            for listed in self._open().listed
+            Tool(one.name, one.description or "", one.input_schema, partial(self._run, one.name), problem_of_names)
+            for one in self._open().listed
         ]
+
+    def _run(self, tool_name: str, /, **arguments: Any) -> str:
+        return self.call(tool_name, arguments)
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self.tools)
@@ -112,8 +112,6 @@ class McpTools:
         connection.used = True
         try:
             result = connection.wait(connection.call(name, dict(arguments), self.timeout), self.timeout + PROBE_SECONDS)
-        except _CallProblem as problem:
-            raise ToolError(f"{name}: {problem}") from problem
         except McpServerError:
             connection.stop()
             raise
@@ -138,13 +136,13 @@ class McpTools:
     def _open(self) -> "_Connection":
         with self._lock:
             known = self._connection
-            if known is not None and known.alive:
-                return known
-            if known is not None and known.used and not self.stateless and known.owner == os.getpid():
-                raise McpServerError(f"the MCP server {known.name} is gone, and its state with it: {known.ending}")
             if known is not None:
+                if known.alive:
+                    return known
+                if known.used and not self.stateless and known.owner == os.getpid():
+                    raise McpServerError(f"the MCP server {known.name} is gone, and its state with it: {known.ending}")
                 known.stop()
-            self._connection = _Connection(self)
+            self._connection = _Connection(self.name, self._streams)
             try:
                 self._connection.start(self.start_timeout)
             except BaseException:
@@ -159,7 +157,7 @@ class McpTools:
 
 
 @dataclass
-class Ending:
+class _Ending:
     """How a server process ended. `reason` is empty while the connection works."""
 
     reason: str = ""
@@ -170,22 +168,21 @@ class Ending:
         return (self.reason or "the connection was closed") + (f"; it last wrote to stderr: {last}" if last else "")
 
 
-class _CallProblem(Exception):
-    """A problem with a call that the agent is told about."""
+# The streams for `mcp.Client`. OSError if the server cannot be started.
+_Streams = Callable[[_Ending], contextlib.AbstractAsyncContextManager[tuple[Any, Any]]]
 
 
 class _Connection:
     """One connection. Its task runs in the event loop's thread; other threads wait for it."""
 
-    def __init__(self, tools: McpTools):
-        self.name = tools.url or " ".join(tools.command or [])  # as error messages show it
-        self.command, self.url = tools.command, tools.url
-        self.env, self.cwd, self.headers = tools.env, tools.cwd, dict(tools.headers or {})
-        self.ending = Ending()
+    def __init__(self, name: str, streams: "_Streams"):
+        self.name = name
+        self.ending = _Ending()
         self.listed: list[Any] = []
         self.used = False  # whether it has carried a call, after which the server may have state
         self.owner = os.getpid()
-        self._loop = _thread.get()
+        self._streams = streams
+        self._loop, self._thread = _event_loop(self.owner)
         self._task: concurrent.futures.Future[None] | None = None
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._stop = asyncio.Event()
@@ -202,9 +199,8 @@ class _Connection:
             self._ready.result(timeout)
         except TimeoutError:
             self._task.cancel()
-            raise McpServerError(
-                f"the MCP server {self.name} was not ready within {timeout:g} s ({self.ending.stderr.strip()[-500:]})"
-            ) from None
+            said = self.ending.stderr.strip()[-500:]
+            raise McpServerError(f"the MCP server {self.name} was not ready within {timeout:g} s ({said})") from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """The result of work in the event loop. The timeout is for a stuck loop."""
@@ -219,37 +215,27 @@ class _Connection:
         if self._task is None or self.owner != os.getpid() or self._task.done():
             return
         self._loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is _thread.thread:
+        if threading.current_thread() is self._thread:
             return  # called by the garbage collector, which runs in any thread; this one must not wait for itself
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             self._task.result(CLOSE_SECONDS)
 
     async def _live(self) -> None:
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                self._client = await self._connect(stack)
+            from mcp import Client
+        except ModuleNotFoundError:
+            why = "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
+            self._ready.set_exception(ModuleNotFoundError(why))
+            return
+        try:
+            async with Client(self._streams(self.ending)) as self._client:
                 self.listed = await self._list()
                 self._ready.set_result(None)
                 await self._stop.wait()
-        except ModuleNotFoundError as error:
-            self._ready.set_exception(error)
         except BaseException as error:
             self.ending.reason = self.ending.reason or _error_text(error)
             if not self._ready.done():
                 self._ready.set_exception(McpServerError(f"cannot use the MCP server {self.name}: {self.ending}"))
-
-    async def _connect(self, stack: contextlib.AsyncExitStack) -> Any:
-        try:
-            from mcp import Client
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
-            ) from error
-        if self.command is not None:
-            return await stack.enter_async_context(
-                Client(server_process(self.command, self.ending, self.env, self.cwd))
-            )
-        return await stack.enter_async_context(Client(_http(str(self.url), self.headers)))
 
     async def _list(self) -> list[Any]:
         page = await self._client.list_tools(cursor=None, cache_mode="refresh")
@@ -272,7 +258,7 @@ class _Connection:
             problem = f"no result within {timeout:g} s; the call was given up"
         except MCPError as error:
             if error.code == INVALID_PARAMS:
-                raise _CallProblem(error.message) from error
+                raise ToolError(f"{name}: {error.message}") from error
             if error.code == CONNECTION_CLOSED:
                 raise self._failed(error) from error
             problem = error.message
@@ -284,7 +270,7 @@ class _Connection:
                 await self._list()
         except Exception as error:
             raise self._failed(error, f"after the call of {name} ({problem}) it did not answer") from error
-        raise _CallProblem(problem)
+        raise ToolError(f"{name}: {problem}")
 
     def _failed(self, error: Exception, what: str = "") -> McpServerError:
         self.ending.reason = self.ending.reason or what or _error_text(error)
@@ -292,7 +278,7 @@ class _Connection:
 
 
 @contextlib.asynccontextmanager
-async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, Any]]:
+async def _http(url: str, headers: dict[str, str], ending: _Ending) -> AsyncIterator[tuple[Any, Any]]:
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -308,10 +294,9 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[tuple[Any, A
 
 
 @contextlib.asynccontextmanager
-async def server_process(
-    command: Sequence[str], ending: Ending, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+async def _server_process(
+    command: Sequence[str], env: Mapping[str, str] | None, cwd: str | Path | None, ending: _Ending
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server and yield the streams for `mcp.Client`. OSError if it cannot be started."""
     import anyio
     from mcp.client.stdio import get_default_environment
 
@@ -330,7 +315,7 @@ async def server_process(
     tasks = [
         asyncio.create_task(_receive(process, received, ending)),
         asyncio.create_task(_send(process, outgoing, received, ending)),
-        asyncio.create_task(_keep_stderr(process, ending)),
+        asyncio.create_task(_keep_stderr(process.stderr, ending)),
     ]
     try:
         yield read, write
@@ -344,7 +329,7 @@ async def server_process(
             stream.close()
 
 
-async def _receive(process: asyncio.subprocess.Process, received: Any, ending: Ending) -> None:
+async def _receive(process: asyncio.subprocess.Process, received: Any, ending: _Ending) -> None:
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
@@ -359,7 +344,7 @@ async def _receive(process: asyncio.subprocess.Process, received: Any, ending: E
                 ending.reason = f"it wrote a line of more than {LONGEST_LINE} bytes to stdout"
                 return
             if not line:
-                ending.reason = ending.reason or await _death(process)
+                await _tell_death(process, ending)
                 return
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -367,15 +352,14 @@ async def _receive(process: asyncio.subprocess.Process, received: Any, ending: E
                 invalid += bool(line.strip())
                 if invalid <= MOST_INVALID_LINES:
                     continue
-                ending.reason = (
-                    f"it wrote more than {MOST_INVALID_LINES} lines to stdout that are no messages: {line!r:.100}"
-                )
+                what = f"lines to stdout that are no messages: {line!r:.100}"
+                ending.reason = f"it wrote more than {MOST_INVALID_LINES} {what}"
                 return
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await received.send(SessionMessage(message))
 
 
-async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: Any, ending: Ending) -> None:
+async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: Any, ending: _Ending) -> None:
     stdin: Any = process.stdin
     async with outgoing:
         async for item in outgoing:
@@ -383,24 +367,22 @@ async def _send(process: asyncio.subprocess.Process, outgoing: Any, received: An
                 stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await stdin.drain()
             except OSError:
-                ending.reason = ending.reason or await _death(process)
+                await _tell_death(process, ending)
                 await received.aclose()
                 return
 
 
-async def _keep_stderr(process: asyncio.subprocess.Process, ending: Ending) -> None:
-    stderr: Any = process.stderr
+async def _keep_stderr(stderr: Any, ending: _Ending) -> None:
     kept = b""
     while chunk := await stderr.read(1 << 16):
         kept = (kept + chunk)[-KEPT_STDERR:]
         ending.stderr = kept.decode("utf-8", "replace")
 
 
-async def _death(process: asyncio.subprocess.Process) -> str:
+async def _tell_death(process: asyncio.subprocess.Process, ending: _Ending) -> None:
     code = await _exit_code(process, GRACE)
-    if code is None:
-        return "it closed its stdout"
-    return f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+    how = f"it was ended by {signal.Signals(-code).name}" if code and code < 0 else f"it ended with exit code {code}"
+    ending.reason = ending.reason or ("it closed its stdout" if code is None else how)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -411,9 +393,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     if await _exit_code(process, GRACE) is None:
         _log.warning("the MCP server process %d does not end", process.pid)
-    transport = getattr(process, "_transport", None)  # a surviving descendant must not keep the pipes open here
-    if transport is not None:
-        transport.close()
+    transport: Any = vars(process)["_transport"]
+    transport.close()  # a surviving descendant must not keep the pipes open here
 
 
 async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
@@ -424,28 +405,13 @@ async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int
     return process.returncode
 
 
-class _LoopThread:
-    """An event loop in a thread, started on first use, and again in a forked process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.thread: threading.Thread | None = None
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self.thread = threading.Thread(target=self._loop.run_forever, name="agentgym mcp", daemon=True)
-                self.thread.start()
-            return self._loop
-
-    def forget(self) -> None:
-        self._lock, self._loop, self.thread = threading.Lock(), None, None
-
-
-_thread = _LoopThread()
-os.register_at_fork(after_in_child=_thread.forget)
+@cache
+def _event_loop(process: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """The event loop of a process, and the thread that runs it; a forked process has its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="agentgym mcp", daemon=True)
+    thread.start()
+    return loop, thread
 
 
 def _text_of(result: Any) -> str:

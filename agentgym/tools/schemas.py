@@ -38,9 +38,8 @@ def describe(function: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
 def _property(where: str, parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) -> dict[str, Any]:
     where = f"{where}: argument {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise TypeError(
-            f"{where}: an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
-        )
+        why = "an agent gives arguments by name, so *args, **kwargs and positional-only ones cannot be"
+        raise TypeError(f"{where}: {why}")
     if parameter.name not in hints:
         raise TypeError(f"{where} has no type")
     schema = _schema_of(hints[parameter.name], where)
@@ -154,7 +153,6 @@ def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
 
 
 def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """The problem with a value, worded to follow its name, or None. Knows the schemas that `tool` writes."""
     if options := schema.get("anyOf"):
         fits = any(_problem_of_value(value, option) is None for option in options)
         return None if fits else f"must be {' or '.join(map(_wanted, options))}, not {_kind(value)}"

@@ -1,7 +1,5 @@
 r"""Strict parsers of the calls and final answers that a model writes in plain text.
 
-Calls:
-
     <tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>                              Hermes, Qwen
     <tool_call><function=add><parameter=a>2</parameter></function></tool_call>                 Qwen3-Coder
     ```python                                                                                  a fenced block, where the

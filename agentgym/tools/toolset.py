@@ -1,18 +1,4 @@
-"""Tools: typed functions that an agent may call.
-
-@tool
-def add(a: int, b: int = 1) -> int:
-    '''Add two whole numbers.
-
-    Args:
-        a: the first.
-        b: the second.
-    '''
-    return a + b
-
-tools = ToolSet([add])
-tools.call("add", {"a": 2, "b": "x"})    # 'Error: add: argument "b" must be integer, not string'
-"""
+"""Tools: typed functions that an agent may call."""
 
 import inspect
 import json
@@ -25,8 +11,6 @@ from typing import Any
 from agentgym.core.messages import Message, text_of, tool_result, user
 from agentgym.tools.schemas import describe, problem_of_arguments, sole_argument, typed
 from agentgym.tools.text_forms import ToolCall, calls_in, parse_json
-
-__all__ = ["Tool", "ToolCall", "ToolError", "ToolSet", "shortened", "tool"]
 
 
 class ToolError(Exception):
@@ -145,8 +129,8 @@ class ToolSet:
     def answer(self, message: Message) -> list[Message]:
         """Run every call of an assistant message: the messages that answer it, [] if it makes no call.
 
-        A native call is answered by a `tool` message with its id, also if it is malformed, as chat endpoints insist. Calls in the
-        text are answered by one `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
+        Each native call is answered by a `tool` message with its id, even a malformed one. Calls in the text are answered by one
+        `user` message with a `<tool_response>` for each; if one of them is malformed, none is run.
         """
         until = time.monotonic() + self._seconds
 
@@ -169,13 +153,14 @@ class ToolSet:
     def _read(self, message: Message) -> list[ToolCall | str]:
         if native := _native_calls(message):
             return [_read_native(raw, place) for place, raw in enumerate(native)]
-        return [self._typed(read) for read in calls_in(text_of(message), self._fenced)]
-
-    def _typed(self, read: ToolCall | str) -> ToolCall | str:
-        if isinstance(read, str) or not read.raw:
-            return read
-        parameters = self._tools[read.name].parameters if read.name in self._tools else {}
-        return ToolCall(read.name, typed(read.arguments, parameters))
+        calls: list[ToolCall | str] = []
+        for call in calls_in(text_of(message), self._fenced):
+            if isinstance(call, str) or not call.raw:
+                calls.append(call)
+            else:
+                parameters = self._tools[call.name].parameters if call.name in self._tools else {}
+                calls.append(ToolCall(call.name, typed(call.arguments, parameters)))
+        return calls
 
 
 def shortened(text: str, most: int) -> str:
@@ -192,7 +177,6 @@ def _native_calls(message: Message) -> list[Any]:
 
 
 def _id_of(raw: Any, place: int) -> str:
-    """A call's id; made from its position if the endpoint sends none."""
     given = raw.get("id") if isinstance(raw, Mapping) else None
     return given if isinstance(given, str) and given else f"call_{place}"
 

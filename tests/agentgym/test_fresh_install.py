@@ -239,7 +239,7 @@ def base(fresh):
         here = distribution(package)
         for part in {Path(file).parts[0] for file in here.files or [] if len(Path(file).parts) > 1} - {".."}:
             shutil.copytree(here.locate_file(part), folder / "site" / part, ignore=no_caches)
-    (folder / "Dockerfile").write_text(BASE.format(image=images.image_tag("search")))
+    (folder / "Dockerfile").write_text(BASE.format(image=images.docker_tag("search")))
     client.images.build(path=str(folder), tag=tag, rm=True, forcerm=True, network_mode="none")
     yield client, tag
     client.images.remove(tag, force=True)

@@ -23,7 +23,7 @@ from agentgym.core.messages import assistant
 from agentgym.core.tasks import Task
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import run_episode
-from agentgym.tools.mcp import LONGEST_LINE, McpServerError, McpTools, _Connection, _thread
+from agentgym.tools.mcp import LONGEST_LINE, McpServerError, McpTools, _Connection, _event_loop
 from agentgym.tools.toolset import ToolSet, tool
 
 pytest.importorskip("mcp")
@@ -274,13 +274,13 @@ class TestProcess:
             assert len(server.tools) > 5
             server.close()
         gc.collect()
-        mine = [o for o in gc.get_objects() if isinstance(o, _Connection) and o.command == server.command]
+        mine = [o for o in gc.get_objects() if isinstance(o, _Connection) and o.name == server.name]
         assert len(mine) == 1
 
     def test_the_collector_may_end_one_in_the_thread_of_the_protocol(self):
         held = [McpTools(SERVER)]
         pid = int(held[0].call("start_child", {}).split()[1])
-        loop = _thread.get()
+        loop, _ = _event_loop(os.getpid())
         loop.call_soon_threadsafe(held.clear)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(8)  # it is not held up for CLOSE_SECONDS
         assert gone(pid)

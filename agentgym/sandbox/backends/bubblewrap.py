@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -24,20 +25,17 @@ from agentgym.processes import cgroups
 from agentgym.processes.cgroups import Group, GroupLimits
 from agentgym.sandbox.api import GROUP_ID, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import limits, seccomp
-from agentgym.sandbox.backends.file_limits import limit_files
-from agentgym.sandbox.backends.host_root import cover, folder_option, host_python, host_root, same
 from agentgym.sandbox.discovery import Found, found, marks
-from agentgym.sandbox.guest.channel import SocketStream
-from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command
-from agentgym.sandbox.guest.project_files import project_files
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command
+from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 from agentgym.sandbox.images import build as images
 
 LOG = logging.getLogger(__name__)
 END_PATIENCE = 10.0
+HOST_PYTHON = Path(sys.base_prefix, "bin", "python3")
 MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
 IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
 _HOST_SERVES = ("python", "sql")  # images that this machine's own programs can replace
-_dead_removed = False  # what other processes have left, by this one
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
 # Private pseudo-terminals of the sandbox, limited in number.
 _TERMINALS = f'mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
@@ -45,21 +43,18 @@ _OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c
 _NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
 _OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
 _HIDDEN = ("kcore", "keys", "kallsyms", "timer_list", "sched_debug", "cmdline", "config.gz", "modules", "partitions")
+# Of this machine's /usr and /etc; also lib, lib64 and the like. /usr/local and /usr/src stay hidden.
+_USR = ("bin", "sbin", "libexec", "share")
+_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
 _PASSWD = b"root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/workspace:/bin/bash\n"
 _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> GuestSandbox:
-    """Start a sandbox from `rootfs`, else the image's root folder if it was built, else this machine's `/usr` and Python.
-
-    Raises:
-        SandboxError: it could not be started; says why.
-    """
+    """Start a sandbox from `rootfs`, else the image's root folder, else this machine's programs. SandboxError says why not."""
     if shutil.which("bwrap") is None:
-        raise SandboxError(
-            "no bwrap on the PATH: install bubblewrap (apt install bubblewrap), or use the docker back end"
-        )
-    _remove_dead()
+        todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
+        raise SandboxError(f"no bwrap on the PATH: {todo}")
     return Embedded(run, spec, rootfs if rootfs is not None else image_root(spec.image)).open()
 
 
@@ -84,8 +79,6 @@ def image_root(name: str) -> Path | None:
 
 
 class Embedded:
-    """The processes, control group and record of one sandbox."""
-
     def __init__(self, run: str, spec: SandboxSpec, rootfs: Path | None) -> None:
         self.id = f"agentgym-{uuid.uuid4().hex[:12]}"
         self.run = run
@@ -104,12 +97,10 @@ class Embedded:
             own: dict[str, Any] = {"nice": limits.PROGRAM_NICENESS, "group": f"{MEMORY_PLACE}/cgroup.procs"}
         except OSError as error:
             own = {"more": {"AS": spec.memory, "NPROC": spec.pids}}
-            _warn_once(
-                f"no control groups ({error}): each process may take {spec.memory} bytes of memory instead of all together, "
-                "the processor time is not limited"
-            )
+            each = f"each process may take {spec.memory} bytes of memory instead of all together"
+            _warn_once(f"no control groups ({error}): {each}, the processor time is not limited")
         if os.getuid() == 0:
-            own["user"] = limits.own_user(limits.few_users())
+            own["user"] = limits.own_user()
         else:
             _warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
@@ -122,17 +113,17 @@ class Embedded:
             raise
         finally:
             theirs.close()
-        path = SYSTEM_PATH if self.rootfs is not None else f"{host_python().parent}:{SYSTEM_PATH}"
+        path = SYSTEM_PATH if self.rootfs is not None else f"{HOST_PYTHON.parent}:{SYSTEM_PATH}"
         box = greet(SocketStream(ours), spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end)
         guests = _children(process.pid)
-        why_not = limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
+        why_not = limits.limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
         if why_not:
             _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
         box.facts["files_unlimited"] = why_not
         return box
 
     def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
-        command = guest_command("python3" if self.rootfs is not None else str(host_python()))
+        command = guest_command("python3" if self.rootfs is not None else str(HOST_PYTHON))
         terminals = _own_terminals()
         options, files = [], []
         try:
@@ -179,7 +170,6 @@ class Embedded:
         return ", ".join(known)
 
     def end(self) -> None:
-        """Kill its processes and remove its files and groups."""
         if self.process is not None:
             _kill_tree(self.process.pid)
             try:
@@ -239,45 +229,28 @@ def bubblewrap_sandboxes() -> list[Found]:
     return [found(id, "bubblewrap", {key: str(value) for key, value in kept.items()}) for id, kept in _kept()]
 
 
-def _remove_dead() -> None:
-    """Remove what dead processes have left, once a process. The next start removes guests that do not end in time."""
-    global _dead_removed  # noqa: PLW0603 - module state: what this process has done
-    if _dead_removed:
-        return
-    until = time.monotonic() + END_PATIENCE
-    for each in bubblewrap_sandboxes():
-        if not each.alive:
-            try:
-                remove(each.id, max(0.1, until - time.monotonic()))
-            except SandboxError as error:
-                LOG.warning("%s", error)
-                return
-    for file in records().glob("*.part"):  # of a process that was killed as it wrote
+def remove_unfinished() -> None:
+    """Remove the records of processes that were killed as they wrote."""
+    for file in records().glob("*.part"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > END_PATIENCE:
                 file.unlink()
-    _dead_removed = True
 
 
-def remove(id: str, patience: float = END_PATIENCE) -> None:
+def remove(id: str) -> None:
     """End a sandbox of any process. SandboxError if something stays."""
     kept = dict(_kept()).get(id)
     if kept is None:
         return
     group = Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
     if group.folders:
-        if not cgroups.remove(group, patience):
+        if not cgroups.remove(group, END_PATIENCE):
             raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
-    elif _is_bwrap(kept["bwrap"]):
-        _kill_tree(kept["bwrap"])
+    else:
+        with suppress(OSError):
+            if Path(f"/proc/{kept['bwrap']}/comm").read_text() == "bwrap\n":
+                _kill_tree(kept["bwrap"])
     (records() / f"{id}.json").unlink(missing_ok=True)
-
-
-def _is_bwrap(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "bwrap"
-    except OSError:
-        return False
 
 
 def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -289,9 +262,7 @@ def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
 def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool) -> list[str | bytes]:
     """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
-    Args:
-        group: the control group whose memory counters the guest reads, and where it puts the programs.
-        terminals: whether bwrap is started where `/dev/pts` is the sandbox's own.
+    `group` is the guest's and the programs'. `terminals`: bwrap is started where `/dev/pts` is the sandbox's own.
     """
     options: list[str | bytes] = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
     options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]
@@ -302,7 +273,7 @@ def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, termi
         # In version 2 the programs' group is a sibling of the guest's, outside such a namespace.
         options += ["--unshare-cgroup-try"]
     if rootfs is None:
-        options += host_root()
+        options += _host_root()
         for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
             options += ["--perms", "0644", "--ro-bind-data", content, f"/etc/{name}"]
     else:
@@ -330,18 +301,90 @@ def _image_root(rootfs: Path, network: bool) -> list[str]:
     options = []
     for entry in sorted(rootfs.iterdir()):
         if network and entry.name == "etc":  # this machine's own files are put beside them
-            options += folder_option("/etc")
+            options += _folder_option("/etc")
             for below in sorted(entry.iterdir()):
-                options += [] if below.name in _NETWORK_ETC else same(below, "/etc")
+                options += [] if below.name in _NETWORK_ETC else _same(below, "/etc")
         elif entry.name not in _OWN:
-            options += same(entry, "/")
+            options += _same(entry, "/")
     return options + _project(rootfs)
 
 
 @cache
 def _project(rootfs: Path) -> list[str]:
-    return [
-        option
-        for path in project_files(str(rootfs))
-        for option in cover(f"/{Path(path).relative_to(rootfs)}", os.path.isdir(path))
-    ]
+    options = []
+    for path in project_files(str(rootfs)):
+        options += _cover(f"/{Path(path).relative_to(rootfs)}", os.path.isdir(path))
+    return options
+
+
+def _host_root() -> list[str]:
+    """Mounts of this machine's programs and Python, without installed packages: above all this project's hold answers."""
+    shown = [*_system(), *_python()]
+    options = _folder_option("/etc")
+    for name in _ETC:
+        options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    made: set[Path] = set()
+    for entry in shown:
+        for parent in reversed(entry.parents[:-1]):
+            if parent not in made:
+                made.add(parent)
+                options += _folder_option(str(parent))
+        is_system_s = entry.parent in (Path("/"), Path("/usr"))
+        options += _same(entry, str(entry.parent)) if is_system_s else ["--ro-bind", str(entry), str(entry)]
+    secrets = _secrets()
+    for folder in (path for path in shown if path.is_dir() and not path.is_symlink()):
+        covered: Path | None = None
+        for path in sorted({*_installed(folder), *(path for path in secrets if path.is_relative_to(folder))}):
+            if covered is None or not path.is_relative_to(covered):
+                options += _cover(str(path), path.is_dir())
+                covered = path
+    return options
+
+
+def _cover(path: str, is_folder: bool) -> list[str]:
+    if is_folder:
+        return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+    return ["--ro-bind", "/dev/null", path]
+
+
+def _same(entry: Path, folder: str) -> list[str]:
+    place = str(Path(folder, entry.name))
+    return ["--symlink", os.readlink(entry), place] if entry.is_symlink() else ["--ro-bind", str(entry), place]
+
+
+def _folder_option(path: str) -> list[str]:
+    """A folder that programs can go through; those that bubblewrap makes by itself are its user's alone."""
+    return ["--perms", "0755", "--dir", path]
+
+
+def _system() -> Iterator[Path]:
+    for parent, names in (("/", ("bin", "sbin")), ("/usr", _USR)):
+        for entry in sorted(Path(parent).iterdir()):
+            if entry.is_dir() and (entry.name in names or entry.name.startswith("lib")):
+                yield entry
+
+
+def _python() -> Iterator[Path]:
+    prefix = Path(sys.base_prefix)
+    if prefix == Path("/usr"):
+        return
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    yield from (path for name in ("python", "python3", version) if (path := prefix / "bin" / name).exists())
+    folders = {Path(os.__file__).parent, Path(sys.base_exec_prefix, sys.platlibdir, version)}
+    yield from (path for path in sorted(folders) if path.is_dir())
+    yield from (path for path in sorted((prefix / "lib").glob("*.so*")) if path.exists())
+
+
+@cache
+def _installed(folder: Path) -> list[Path]:
+    """Asked once a process, as it takes a second: later packages go into folders that were found."""
+    return [Path(path) for path in project_files(str(folder), installed=True)]
+
+
+def _secrets() -> list[Path]:
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    names = ("AGENTGYM_DATA", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE")
+    places = [cache_home / "agentgym", cache_home / "huggingface"]
+    places += [Path(os.environ[name]) for name in names if os.environ.get(name)]
+    places += [Path(__file__).resolve().parents[3] / name for name in PACKAGES]
+    return [path for place in places if (path := place.expanduser().resolve()).exists()]

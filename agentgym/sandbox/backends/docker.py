@@ -9,27 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.limits import (
-    GUEST_MEMORY,
-    GUEST_PROCESSES,
-    PROGRAM_NICENESS,
-    PTY_OPTIONS,
-    files_of,
-    own_user,
-)
+from agentgym.sandbox.backends import engine, limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
-from agentgym.sandbox.guest.channel import SocketStream
-from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, greet, guest_command, source
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images import engine_images
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -60,9 +49,7 @@ _refused: set[tuple[str, str]] = set()  # addresses of engines, and which of the
 def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
     """Start a container and its guest. A foreign image is searched for this project first, once a process.
 
-    Raises:
-        SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
-        ValueError: there is no image of this name.
+    SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
     """
     return _open(spec, run, _masked(spec.image, run))
 
@@ -73,9 +60,14 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
     engine.hold()
     name = f"agentgym-{secrets.token_hex(6)}"
     try:
-        path = _path(api, image) if images.is_reference(spec.image) else SYSTEM_PATH
-        user = own_user(_few_users(api))
-        stream = _started(api, name, image, spec, run, user, masked)
+        known = engine.inspect_image(api, image) if images.is_reference(spec.image) else None
+        settings = known["Config"].get("Env") or [] if known else []
+        path = next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
+        options = _info(api).get("SecurityOptions") or []
+        user = limits.own_user(
+            few=any(kind in option for option in options for kind in ("name=userns", "name=rootless"))
+        )
+        stream = _start(api, name, image, partial(_config, api, image, spec, run, user, masked))
     except BaseException as error:
         _remove_quietly(name)
         from docker.errors import ImageNotFound
@@ -91,7 +83,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         spec,
         name,
         path=path,
-        limits={"nice": PROGRAM_NICENESS, "user": user},
+        limits={"nice": limits.PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
         on_close=lambda: _remove_quietly(name),
     )
@@ -102,18 +94,16 @@ def _masked(image: str, run: str) -> Sequence[str]:
     if not images.is_reference(image):
         return ()
     api = engine.client()
-    with engine.failures(f"looking for the image {image}"):
-        id = api.inspect_image(image)["Id"] if engine_images.way_of(api, image) is not None else ""
+    id = (engine.inspect_image(api, image) or {}).get("Id", "")
     if id and id not in _covers:
         with closing(_open(SandboxSpec(image=image), run)) as box:
             search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
             with engine.failures("looking at its container"):
                 usual = api.inspect_container(box.id)["HostConfig"].get("MaskedPaths") or []
         if not search.ok or search.truncated:
-            raise SandboxError(
-                f"the image {image} could not be searched for files of agentgym, which programs must not see: "
-                f"{'too slow' if search.timed_out else search.stderr[-300:] or 'too many'}"
-            )
+            why = "too slow" if search.timed_out else search.stderr[-300:] or "too many"
+            what = "could not be searched for files of agentgym, which programs must not see"
+            raise SandboxError(f"the image {image} {what}: {why}")
         found = json.loads(search.stdout)
         _covers[id] = [*usual, *found] if found else []
         if found:
@@ -121,14 +111,24 @@ def _masked(image: str, run: str) -> Sequence[str]:
     return _covers.get(id, ())
 
 
-def _started(
-    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str]
+def _start(
+    api: APIClient, name: str, image: str, config: Callable[[Sequence[str]], Mapping[str, Any]]
 ) -> AttachedStream:
+    """Start a container with all wishes that the engine grants; `config` makes its settings of them."""
     where = engine.address()
     while True:
         wishes = [wish for wish in WISHES if (where, wish) not in _refused]
         try:
-            return _start(api, name, image, spec, run, _host_config(api, spec, user, wishes, masked))
+            with engine.failures(f"starting a sandbox of {image}"):
+                api.create_container_from_config(config(wishes), name)
+                # Before the start, so that nothing that it writes is missed.
+                stream = AttachedStream(api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
+                try:
+                    api.start(name)
+                except BaseException:
+                    stream.close()
+                    raise
+                return stream
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
@@ -140,51 +140,17 @@ def _started(
         _refused.add((where, refused))
 
 
-def _start(
-    api: APIClient, name: str, image: str, spec: SandboxSpec, run: str, host_config: Mapping[str, Any]
-) -> AttachedStream:
-    from docker.types import ContainerConfig
+def _config(
+    api: APIClient, image: str, spec: SandboxSpec, run: str, user: int, masked: Sequence[str], wishes: Sequence[str]
+) -> Mapping[str, Any]:
+    from docker.types import ContainerConfig, DriverConfig, LogConfig, Mount
 
-    with engine.failures(f"starting a sandbox of {image}"):
-        if spec.network and not api.networks(names=["bridge"]):
-            raise SandboxError(
-                f"the sandbox needs a network, but the Docker Engine at {engine.address()} has no bridge network: "
-                "it was started with --bridge=none"
-            )
-        config = ContainerConfig(
-            api.api_version,
-            image=image,
-            command=[],
-            entrypoint=guest_command(),
-            user="0:0",
-            working_dir="/",
-            hostname="sandbox",
-            stdin_open=True,  # and StdinOnce by that: it ends with its first connection
-            stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
-            healthcheck={"test": ["NONE"]},
-            labels={LABEL + key: value for key, value in marks(run).items()},
-            host_config=host_config,
-        )
-        api.create_container_from_config(config, name)
-        # Before the start, so that nothing that it writes is missed.
-        stream = AttachedStream(api.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
-        try:
-            api.start(name)
-        except BaseException:
-            stream.close()
-            raise
-    return stream
-
-
-def _host_config(
-    api: APIClient, spec: SandboxSpec, user: int, wishes: Sequence[str], masked: Sequence[str]
-) -> dict[str, Any]:
-    from docker.types import DriverConfig, LogConfig, Mount
-
-    mount = f"size={spec.disk},nr_inodes={files_of(spec.disk)},nosuid,nodev,exec"
-    own = f"uid={user},gid={GROUP_ID}"
-    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{PTY_OPTIONS},gid=5"})
-    config: dict[str, Any] = api.create_host_config(
+    if spec.network and not api.networks(names=["bridge"]):
+        why = f"the Docker Engine at {engine.address()} has no bridge network: it was started with --bridge=none"
+        raise SandboxError(f"the sandbox needs a network, but {why}")
+    mount = f"size={spec.disk},nr_inodes={limits.files_of(spec.disk)},nosuid,nodev,exec"
+    devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{limits.PTY_OPTIONS},gid=5"})
+    host_config = api.create_host_config(
         auto_remove=True,
         mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
         init=False,
@@ -192,22 +158,36 @@ def _host_config(
         ipc_mode="private",
         read_only=True,
         tmpfs={
-            WORKSPACE: f"{mount},mode=0755,{own}",
+            WORKSPACE: f"{mount},mode=0755,uid={user},gid={GROUP_ID}",
             "/tmp": f"{mount},mode=1777",
             PRIVATE: f"{mount},mode=0755",
             "/dev/shm": f"{mount},mode=1777",  # the engine's own has no limit on files
         },
-        mem_limit=spec.memory + GUEST_MEMORY,
-        memswap_limit=spec.memory + GUEST_MEMORY,  # memory and swap together: no swap
+        mem_limit=spec.memory + limits.GUEST_MEMORY,
+        memswap_limit=spec.memory + limits.GUEST_MEMORY,  # memory and swap together: no swap
         nano_cpus=int(min(spec.cpus, _info(api)["NCPU"]) * 1e9),  # the engine refuses to give more
-        pids_limit=spec.pids + GUEST_PROCESSES,
+        pids_limit=spec.pids + limits.GUEST_PROCESSES,
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
         security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
     )
-    return {**config, "MaskedPaths": list(masked)} if masked else config
+    config: Mapping[str, Any] = ContainerConfig(
+        api.api_version,
+        image=image,
+        command=[],
+        entrypoint=guest_command(),
+        user="0:0",
+        working_dir="/",
+        hostname="sandbox",
+        stdin_open=True,  # and StdinOnce by that: it ends with its first connection
+        stop_signal="SIGKILL",  # a stopping engine need not wait for the guest, which ignores other signals
+        healthcheck={"test": ["NONE"]},
+        labels={LABEL + key: value for key, value in marks(run).items()},
+        host_config={**host_config, "MaskedPaths": list(masked)} if masked else host_config,
+    )
+    return config
 
 
 @cache
@@ -216,19 +196,8 @@ def _info(api: APIClient) -> dict[str, Any]:
     return info
 
 
-def _few_users(api: APIClient) -> bool:
-    options = _info(api).get("SecurityOptions") or []
-    return any(name in option for option in options for name in ("name=userns", "name=rootless"))
-
-
-def _path(api: APIClient, image: str) -> str:
-    with engine.failures(f"looking for the image {image}"):
-        settings = (api.inspect_image(image)["Config"] or {}).get("Env") or []
-    return next((text.removeprefix("PATH=") for text in settings if text.startswith("PATH=")), SYSTEM_PATH)
-
-
 def _reason(name: str, stream: AttachedStream) -> str:
-    if said := stream.demultiplexer.stderr.decode(errors="replace").strip():
+    if said := stream.stderr.decode(errors="replace").strip():
         return f"it wrote: {said}"
     if (no_engine := engine.unavailable()) is not None:
         return no_engine
@@ -254,20 +223,13 @@ def remove(id: str) -> None:
     """Remove a container and all in it, if it is not gone already. Raises SandboxError if it stays."""
     from docker.errors import APIError, NotFound
 
-    with engine.failures(f"removing the sandbox {id}"):
+    with engine.failures(f"removing the sandbox {id}"), suppress(NotFound):
         try:
             engine.client().remove_container(id, force=True, v=True)
-        except NotFound:
-            return
         except APIError as error:
             if error.status_code != 409:  # 409: it is being removed already
                 raise
-    until = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < until:
-        if _is_gone(id):
-            return
-        time.sleep(0.02)
-    raise SandboxError(f"the sandbox {id} is still there {GONE_SECONDS:g} s after it was removed")
+        engine.client().wait(id, timeout=GONE_SECONDS, condition="removed")
 
 
 def docker_sandboxes() -> list[Found]:
@@ -309,43 +271,34 @@ def remove_volumes() -> None:
                     raise
 
 
-class Demultiplexer:
-    """Demultiplexes the Docker Engine's stream, split anywhere. `stderr` is the end of the standard error.
+class AttachedStream(SocketStream):
+    """A container's stdin and stdout, over the result of the SDK's `attach_socket`. `stderr` is the end of its stderr."""
 
-    A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, attached: Any) -> None:
+        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
+        super().__init__(getattr(attached, "_sock", attached))
+        self._attached = attached
         self.stderr = b""
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> bytes:
+    def receive(self, until: float) -> bytes:
+        while data := super().receive(until):
+            if out := self.stdout_of(data):
+                return out
+        return b""
+
+    def stdout_of(self, data: bytes) -> bytes:
+        # A frame is which stream, three zeros, its length in four bytes, big endian, and the content.
         self._received += data
-        out = []
+        out = b""
         while (end := 8 + int.from_bytes(self._received[4:8], "big")) <= len(self._received):
             content = bytes(self._received[8:end])
             if self._received[0] == STDERR:
                 self.stderr = (self.stderr + content)[-KEPT:]
             else:
-                out.append(content)
+                out += content
             del self._received[:end]
-        return b"".join(out)
-
-
-class AttachedStream(SocketStream):
-    """A stream over the result of the SDK's `attach_socket`: the container's stdin and stdout."""
-
-    def __init__(self, attached: Any) -> None:
-        # Over a Unix socket and plain TCP it is a file object around the socket, else the socket itself.
-        super().__init__(getattr(attached, "_sock", attached))
-        self.demultiplexer = Demultiplexer()
-        self._attached = attached
-
-    def receive(self, until: float) -> bytes:
-        while data := super().receive(until):
-            if out := self.demultiplexer.feed(data):
-                return out
-        return b""
+        return out
 
     def close(self) -> None:
         try:

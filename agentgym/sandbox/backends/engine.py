@@ -1,4 +1,4 @@
-"""The Docker Engine: one client for the process, by the SDK `docker`, and its failures as `SandboxError`.
+"""The Docker Engine: one client for the process, by the SDK `docker`, its failures as `SandboxError`, and its images.
 
 The address is DOCKER_HOST (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), else that of the Docker context in use, else the
 usual socket.
@@ -6,17 +6,23 @@ usual socket.
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import shutil
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 CALL_TIMEOUT = 60  # seconds in which the engine must answer a call; many containers may be starting
 PROBE_TIMEOUT = 5  # the same where nothing depends on the answer
 CONNECTIONS = 64  # kept open at a time
+BUILD_TIMEOUT = 900  # seconds without an answer from the engine
+WAY_LABEL = "agentgym.way"  # of an image: how it was built
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _clients: dict[tuple[int, str, float], APIClient] = {}
 
@@ -33,9 +42,8 @@ def _settings() -> dict[str, Any]:
         from docker import ContextAPI
         from docker.utils import kwargs_from_env
     except ImportError as error:
-        raise SandboxError(
-            f"the docker back end needs the docker package: pip install 'agentgym-toolkit[docker]' ({error})"
-        ) from error
+        todo = f"pip install 'agentgym-toolkit[docker]' ({error})"
+        raise SandboxError(f"the docker back end needs the docker package: {todo}") from error
     settings = kwargs_from_env()
     if "base_url" not in settings:
         settings = ContextAPI.kwargs_from_context() | settings
@@ -72,47 +80,37 @@ def unavailable() -> str | None:
     return None
 
 
-@dataclass
-class _Held:
-    """A connection to an engine that ends only when the engine does."""
-
-    key: tuple[int, str]
-    since: float
-    broken: bool = False
-
-
 _holding = threading.Lock()
-_held: _Held | None = None
+# By process and address, a connection that ends only when the engine does: since when, and the thread that waits for its end.
+_held: dict[tuple[int, str], tuple[float, threading.Thread]] = {}
 
 
 def hold() -> None:
     """Keep a connection to the engine, whose end tells of a restart. It may fail silently."""
-    global _held  # noqa: PLW0603 - one for the process
     key = (os.getpid(), address())
     with _holding:
-        if _held is not None and _held.key == key and not _held.broken:
+        if key in _held and _held[key][1].is_alive():
             return
-        made = _Held(key, time.monotonic())
         try:
             with failures("connecting"):
                 events = client().events(filters={"type": ["daemon"]})
         except SandboxError:
             return
-        made.since = time.monotonic()
-        _held = made
 
-    def wait() -> None:
-        with suppress(Exception):  # however it ends, it has ended
-            deque(events, maxlen=0)
-        made.broken = True
+        def wait() -> None:
+            with suppress(Exception):  # however it ends, it has ended
+                deque(events, maxlen=0)
 
-    threading.Thread(target=wait, name="docker engine", daemon=True).start()
+        thread = threading.Thread(target=wait, name="docker engine", daemon=True)
+        since = time.monotonic()
+        thread.start()
+        _held[key] = since, thread
 
 
 def unbroken_since(then: float) -> bool:
     """True if the engine answers and was not restarted since a moment of `time.monotonic`."""
-    held = _held
-    return held is not None and held.since <= then and unavailable() is None and not held.broken
+    since, thread = _held.get((os.getpid(), address()), (math.inf, None))
+    return thread is not None and since <= then and unavailable() is None and thread.is_alive()
 
 
 @contextmanager
@@ -139,3 +137,109 @@ def _root(error: BaseException) -> str:
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below
     return f"{type(seen).__name__}: {seen}" if seen is not error else str(error)
+
+
+def inspect_image(api: APIClient, tag: str) -> dict[str, Any] | None:
+    from docker.errors import ImageNotFound
+
+    with failures(f"looking for the image {tag}"):
+        try:
+            found: dict[str, Any] = api.inspect_image(tag)
+        except ImageNotFound:
+            return None
+    return {**found, "Config": found["Config"] or {}}
+
+
+def way_of(api: APIClient, tag: str) -> str | None:
+    """How the image of this tag was built; None if the engine has no such image."""
+    found = inspect_image(api, tag)
+    return (found["Config"].get("Labels") or {}).get(WAY_LABEL, "registry") if found else None
+
+
+def unreachable(base: str) -> str | None:
+    """The reason why the engine cannot get an image; None if it can."""
+    try:
+        probe = client(PROBE_TIMEOUT)
+        if inspect_image(probe, base) is None:
+            with failures("asking the registry"):
+                probe.inspect_distribution(base)
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+def build_image(api: APIClient, folder: Path, tag: str, name: str, say: Callable[[str], None]) -> None:
+    """Run a folder's Dockerfile. Its steps may use the network: the default bridge, or the host's where there is none."""
+    with failures(f"building {tag}"):
+        bridged = bool(api.networks(names=["bridge"]))
+        lines = api.build(
+            path=str(folder),
+            tag=tag,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            timeout=BUILD_TIMEOUT,
+            network_mode=None if bridged else "host",
+            labels={WAY_LABEL: "registry", "agentgym.image": name},
+        )
+        last: list[str] = []
+        for line in lines:
+            if "error" in line:
+                what = " ".join(line["error"].split())
+                raise SandboxError(f"{folder / 'Dockerfile'} failed: {'; '.join(last)}: {what}")
+            for text in COLOURS.sub("", line.get("stream", "")).splitlines():
+                if text.startswith("Step "):
+                    say(text)
+                if text.strip() and not text.startswith("Removing intermediate container"):
+                    last = [*last[-2:], text.strip()]
+
+
+@contextmanager
+def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
+    if shutil.which("tar") is None:
+        raise SandboxError("no tar on the PATH: install it, since it copies files into and out of Docker")
+    tar: Any
+    with subprocess.Popen(["tar", *arguments], stderr=subprocess.PIPE, **pipes) as tar:  # type: ignore[call-overload]
+        try:
+            yield tar
+        except SandboxError:
+            tar.kill()
+            raise
+        said = tar.stderr.read().decode(errors="replace").strip()
+    if tar.returncode:
+        raise SandboxError(f"{failure}: {said[-300:]}")
+
+
+def load_image(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
+    labels = f"LABEL {WAY_LABEL}={way} agentgym.image={name}"
+    query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]}
+    packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", ".")
+    url = f"{api.base_url}/v{api.api_version}/images/create"
+    with _tar(f"{root} cannot be packed", *packing, stdout=subprocess.PIPE) as tar:
+        blocks = iter(partial(tar.stdout.read, 1 << 20), b"")
+        with failures(f"importing {tag}"):
+            # Not the SDK's own import_image: it waits without end.
+            answer = api.post(url, params=query, data=blocks, timeout=BUILD_TIMEOUT)
+            answer.raise_for_status()
+    if '"error"' in answer.text:
+        raise SandboxError(f"importing {tag} failed: {answer.text.strip()[-300:]}")
+
+
+def export_image(api: APIClient, tag: str, work: Path) -> Path:
+    root = work / "rootfs"
+    root.mkdir()
+    unpacking = ("-x", "-C", str(root), "--no-same-owner", "--exclude=dev/*")
+    with failures(f"copying the files of {tag}"):
+        container = api.create_container(tag, command=["true"], labels={"agentgym.copy": tag})["Id"]
+        try:
+            failure = f"the files of {tag} cannot be unpacked"
+            # A broken pipe: tar has failed, and says why.
+            with _tar(failure, *unpacking, stdin=subprocess.PIPE) as tar, suppress(BrokenPipeError):
+                for block in api.export(container):
+                    tar.stdin.write(block)
+                tar.stdin.close()
+        finally:
+            api.remove_container(container, force=True)
+    for name in ("proc", "sys", "dev", "tmp", "workspace", "private"):
+        (root / name).mkdir(exist_ok=True)
+    return root

@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from agentgym.sandbox.api import BackendDown, SandboxError, SandboxSpec
-from agentgym.sandbox.guest.channel import GuestRpc, Header
-from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestSandbox
+from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestRpc, GuestSandbox, Header
 from agentgym.service.client.address import Address, RemoteError, is_url, parse
 from agentgym.service.client.blocking_websocket import BlockingWebSocket, HandshakeRefused, dial, said_in
 from agentgym.service.protocol.frames import CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
@@ -51,23 +50,20 @@ def urls_of(name: str, what: str = "sandbox") -> str:
 def _address(urls: str, what: str = "sandbox") -> Address:
     wanted = [part.strip().rstrip("/") + PATH for part in urls.split(",") if part.strip()]
     if any(not is_url(one) or urlsplit(one).path != PATH for one in wanted):
-        raise ValueError(
-            f"{what}={urls}: write http://HOST:PORT or https://HOST:PORT of a server of sandboxes, nothing after it"
-        )
+        form = "http://HOST:PORT or https://HOST:PORT of a server of sandboxes, nothing after it"
+        raise ValueError(f"{what}={urls}: write {form}")
     return parse(wanted)
 
 
 def why_not(urls: str, image: str) -> str | None:
-    """The reason why no server has an image; None if one has it."""
     reasons = []
     address = _address(urls)
     for server in address.servers:
         try:
             _check_image(address, server, image)
+            return None
         except SandboxError as error:
             reasons.append(str(error))
-        else:
-            return None
     return "; ".join(reasons)
 
 
@@ -106,9 +102,8 @@ def _check_image(address: Address, server: str, image: str) -> None:
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise SandboxError(
-            f"no server of sandboxes answers at {server}: {_said(error)}: start `agentgym serve --sandbox` there"
-        ) from error
+        todo = "start `agentgym serve --sandbox` there"
+        raise SandboxError(f"no server of sandboxes answers at {server}: {_said(error)}: {todo}") from error
     if answer.status == 401 or (answer.status == 404 and b"NO_SANDBOX" not in body):
         raise SandboxError(f"{server}: {_REFUSALS[answer.status]}")
     if answer.status != 200:
@@ -193,9 +188,8 @@ class RemoteChannel(GuestRpc):
     def _ask(self, call: str, fields: Mapping[str, Any]) -> None:
         request = json.dumps({"id": self._last + 1, "call": call, **fields})
         if len(request) > (most := self._limits.message_bytes):
-            raise SandboxError(
-                f"sandbox {self.name}: {call} would send {len(request):,} bytes, and the server takes {most:,}"
-            )
+            what = f"{call} would send {len(request):,} bytes, and the server takes {most:,}"
+            raise SandboxError(f"sandbox {self.name}: {what}")
         self._last += 1
         self._request, self._sent = request, False
 
@@ -285,10 +279,8 @@ class RemoteChannel(GuestRpc):
             if "error" in hello:
                 raise self._refused(hello["error"], elsewhere=True)
             if hello["protocol"] != PROTOCOL:
-                raise SandboxError(
-                    f"sandbox {self.name}: the server speaks protocol {hello['protocol']!r:.20}, this client {PROTOCOL}:"
-                    " update the older one"
-                )
+                theirs = f"the server speaks protocol {hello['protocol']!r:.20}"
+                raise SandboxError(f"sandbox {self.name}: {theirs}, this client {PROTOCOL}: update the older one")
             limits = {name: value for name, value in hello["limits"].items() if name in vars(self._limits)}
             self._resume, self._limits = str(hello["resume"]), ServiceLimits(**limits)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,8 +1,7 @@
 """The system calls that programs in a sandbox may make: one profile, as a filter for bubblewrap and as JSON for Docker.
 
-It is an allow list. All other calls fail with EPERM: those that reach outside the sandbox's namespaces, inspect other
-processes, use keys shared by all users of one id, or need often exploited parts of the kernel. Sockets are UNIX, INET and INET6
-and have no filters: no sandbox is charged for the kernel's memory of netlink and filters. `clone` makes no namespaces.
+It is an allow list. All other calls fail with EPERM. Sockets are UNIX, INET and INET6 and have no filters: no sandbox is charged
+for the kernel's memory of netlink and filters. `clone` makes no namespaces.
 
 Calls that fill kernel memory beyond their program's life answer as programs expect: attributes of files ENOTSUP, System V
 queues and semaphores ENOSYS. So do newer calls than this list, and `clone3`: a filter cannot see its flags, and the C library
@@ -71,7 +70,8 @@ LAST = 469  # the newest call that was looked at, Linux 6.17; both machines numb
 # Allowed where all checks of one of the alternatives hold: the argument of this index, under a mask, has this value.
 _INT, _NAMESPACES = 0xFFFFFFFF, 0x7E020000  # CLONE_NEW*: mount, cgroup, uts, ipc, user, pid, net
 _UNIX, _INET, _INET6 = 1, 2, 10
-_SOL_SOCKET, _ATTACH_FILTER, _ATTACH_BPF = 1, 26, 50  # and two more behind the last
+_SOL_SOCKET = 1
+_FILTERS = (26, 50, 51, 52)  # options that attach one
 
 
 def _blocks(*without: int, first: int = 0, size: int = 128) -> Iterator[tuple[int, int]]:
@@ -94,10 +94,7 @@ _CHECKED: dict[str, tuple[tuple[int, int], list[list[tuple[int, int, int]]]]] = 
         [
             [(1, _SOL_SOCKET, 0)],
             *([(1, 1 << bit, 1 << bit)] for bit in range(1, 32)),
-            *(
-                [(2, _INT ^ (size - 1), first)]
-                for first, size in _blocks(_ATTACH_FILTER, *range(_ATTACH_BPF, _ATTACH_BPF + 3))
-            ),
+            *([(2, _INT ^ (size - 1), first)] for first, size in _blocks(*_FILTERS)),
         ],
     ),
     "socketpair": ((53, 199), [[(0, _INT, _UNIX)]]),
@@ -122,12 +119,12 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 @cache
 def allowed() -> dict[str, tuple[int | None, int | None]]:
     """The calls that are allowed with any arguments, with their numbers on x86_64 and aarch64 (None: not there)."""
+
+    def number(text: str) -> int | None:
+        return None if text == "-" else int(text)
+
     entries = (entry.split(":") for entry in _ALLOWED.split())
-    return {name: (_number(x86_64), _number(aarch64)) for name, x86_64, aarch64 in entries}
-
-
-def _number(text: str) -> int | None:
-    return None if text == "-" else int(text)
+    return {name: (number(x86_64), number(aarch64)) for name, x86_64, aarch64 in entries}
 
 
 @cache
@@ -159,7 +156,15 @@ def program(machine: str | None = None) -> bytes | None:
     if column == 0:
         steps += [_step(_AT_LEAST, X32, 0, 1), _step(_RETURN, _KILL)]
     for numbers, alternatives in _CHECKED.values():
-        checked = [step for checks in alternatives for step in _alternative(checks)]
+        checked = []
+        for checks in alternatives:
+            for left, (index, mask, value) in zip(range(len(checks) - 1, -1, -1), checks, strict=True):
+                checked += [
+                    _step(_LOAD, _ARGUMENTS + 8 * index),
+                    _step(_AND, mask),
+                    _step(_EQUAL, value, 0, 3 * left + 1),
+                ]
+            checked.append(_step(_RETURN, _ALLOW))
         checked.append(_step(_RETURN, _ERRNO | errno.EPERM))
         steps += [_step(_EQUAL, numbers[column], 0, len(checked)), *checked]
     for numbers, answer in _ANSWERED.values():
@@ -170,15 +175,7 @@ def program(machine: str | None = None) -> bytes | None:
     return b"".join(steps)
 
 
-def _alternative(checks: list[tuple[int, int, int]]) -> list[bytes]:
-    steps: list[bytes] = []
-    for left, (index, mask, value) in zip(range(len(checks) - 1, -1, -1), checks, strict=True):
-        steps += [_step(_LOAD, _ARGUMENTS + 8 * index), _step(_AND, mask), _step(_EQUAL, value, 0, 3 * left + 1)]
-    return [*steps, _step(_RETURN, _ALLOW)]
-
-
 def _ranges(column: int) -> Iterator[tuple[int, int]]:
-    """First and last of each run of allowed numbers."""
     numbers = {number for each in allowed().values() if (number := each[column]) is not None}
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)

@@ -1,10 +1,8 @@
-"""`acquire`: the choice of a back end, and the pools that all environments of a process share.
+"""`acquire`: the choice of a back end, and the pools that all environments of a process share; the removal of what is left.
 
-"auto" takes docker if an engine answers and has the image, else bubblewrap if it works. The choice is made once per image and
-process, and logged with its reason.
+"auto" takes docker if an engine answers and has the image, else bubblewrap if it works. A sandbox ends with the process that
+made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
 """
-
-from __future__ import annotations
 
 import atexit
 import difflib
@@ -13,19 +11,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
-from agentgym.sandbox.backends import bubblewrap, engine
+from agentgym.sandbox.backends import bubblewrap, docker, engine
+from agentgym.sandbox.discovery import Found
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images import engine_images
 from agentgym.sandbox.pool import Places, SandboxPool
-
-if TYPE_CHECKING:
-    from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
@@ -41,6 +38,7 @@ BACKENDS = ExtensionPoint(
 ENGINE_SECONDS = 2.0  # in which a Docker Engine must answer to be chosen by "auto"
 IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
 REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
+URL = ("http://", "https://")
 LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
 
 _log = logging.getLogger("agentgym.sandbox")
@@ -71,11 +69,8 @@ class Health:
 
         def look() -> None:
             try:
-                box = self._open()
-                try:
+                with closing(self._open()) as box:
                     found.append(box.exec(["true"]).ok)
-                finally:
-                    box.close()
             except (SandboxError, OSError) as error:
                 _log.warning("the sandboxes' back end is down: %s", error)
 
@@ -93,26 +88,19 @@ class Choice:
     reason: str
 
 
-@dataclass
 class _Process:
-    """The pools of this process. A fork starts with none."""
+    """What this process holds. A fork begins with nothing: what the parent holds is the parent's."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    choices: dict[tuple[str | None, str, str], Choice] = field(default_factory=dict)
-    pools: dict[tuple[Any, ...], SandboxPool] = field(default_factory=dict)
-    places: Places | None = None
-    bubblewrap_works: bool = False
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.choices: dict[tuple[str | None, str, str], Choice] = {}
+        self.pools: dict[tuple[Any, ...], SandboxPool] = {}
+        self.places: Places | None = None
+        self.bubblewrap_works = False
 
 
 _process = _Process()
-
-
-def _begin_anew() -> None:
-    global _process  # noqa: PLW0603 - module state: what the parent holds is the parent's
-    _process = _Process()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
 
 
 def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
@@ -144,7 +132,10 @@ def choose(backend: str | None = None, image: str = "python") -> Choice:
     with _process.lock:
         choice = _process.choices.get((backend, wanted, image))
         if choice is None:
-            choice = _try_all(image) if wanted == "auto" else _try_one(wanted, image, source)
+            choice = _best(image) if wanted == "auto" else Choice(wanted, source)
+            if wanted != "auto" and (why_not := _why_not(wanted, image)) is not None:
+                what = f"no sandbox of image {image!r} by {wanted}, and {source}"
+                raise SandboxError(f"{what}: {why_not}; or take another back end")
             _process.choices[backend, wanted, image] = choice
             _log.info("sandboxes of image %r: %s, because %s", image, choice.name, choice.reason)
     return choice
@@ -158,21 +149,19 @@ def describe(backend: str | None = None, image: str = "python") -> str:
 
 def check_backend(name: str, what: str = "sandbox") -> str:
     """The name of a back end; of servers, their URLs. ValueError: there is no such one; says the nearest valid name."""
-    if name == "remote" or _is_url(name):
+    if name == "remote" or name.startswith(URL):
         from agentgym.sandbox.backends.remote import urls_of
 
         return urls_of(name, what)
     valid = (*BACKENDS.names, "auto", "remote")
     if name not in valid and ":" not in name:
         near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
-        raise ValueError(
-            f"{what}={name}: no such back end: did you mean {near}? There are {', '.join(valid)}, http://HOST:PORT and package.module:function"
-        )
+        known = f"{', '.join(valid)}, http://HOST:PORT and package.module:function"
+        raise ValueError(f"{what}={name}: no such back end: did you mean {near}? There are {known}")
     return name
 
 
 def close_pools(timeout: float = 3.0) -> None:
-    """End all sandboxes of this process, and wait at most `timeout` seconds."""
     with _process.lock:
         places = _process.places
         _process.places = None
@@ -185,13 +174,12 @@ def run_label() -> str:
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _try_all(image: str) -> Choice:
-    no_docker = _why_not_docker(image)
+def _best(image: str) -> Choice:
+    no_docker = _why_not("docker", image)
     if no_docker is None:
-        return Choice(
-            "docker", f"the engine at {engine.address()} answers and has the image {images.docker_tag(image)}"
-        )
-    no_bubblewrap = _why_not_bubblewrap(image)
+        tag = images.docker_tag(image)
+        return Choice("docker", f"the engine at {engine.address()} answers and has the image {tag}")
+    no_bubblewrap = _why_not("bubblewrap", image)
     if no_bubblewrap is None:
         return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
     todo = f"start a Docker Engine and run `{images.docker_command(image)}`"
@@ -200,57 +188,40 @@ def _try_all(image: str) -> Choice:
     raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
 
 
-def _try_one(name: str, image: str, source: str) -> Choice:
-    if _is_url(name):
+def _why_not(name: str, image: str) -> str | None:
+    """The reason why a back end cannot be used for an image; None if it can."""
+    if name.startswith(URL):
         from agentgym.sandbox.backends import remote
 
-        why_not = remote.why_not(name, image)
-    elif name in BACKENDS.shipped:
-        why_not = _why_not_docker(image) if name == "docker" else _why_not_bubblewrap(image)
-    else:
+        return remote.why_not(name, image)
+    if name not in BACKENDS.shipped:
         BACKENDS.load(name)
-        why_not = None
-    if why_not is not None:
-        raise SandboxError(
-            f"no sandbox of image {image!r} by {name}, and {source}: {why_not}; or take another back end"
-        )
-    return Choice(name, source)
-
-
-def _why_not_docker(image: str) -> str | None:
-    tag = images.docker_tag(image)
+        return None
     try:
-        there = engine_images.way_of(engine.client(ENGINE_SECONDS), tag) is not None
-    except SandboxError as error:
-        return str(error)
-    todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
-    return None if there else todo
-
-
-def _why_not_bubblewrap(image: str) -> str | None:
-    if images.is_reference(image):
-        return f"it has no Docker images such as {image}"
-    images.recipe(image)
-    if not _process.bubblewrap_works:
-        if why_not := bubblewrap.usable():
+        if name == "docker":
+            tag = images.docker_tag(image)
+            todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
+            return todo if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None else None
+        if images.is_reference(image):
+            return f"it has no Docker images such as {image}"
+        images.recipe(image)
+        if not _process.bubblewrap_works and (why_not := bubblewrap.usable()):
             return why_not
         _process.bubblewrap_works = True
-    try:
         bubblewrap.image_root(image)
     except SandboxError as error:
         return str(error)
     return None
 
 
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
-
-
 def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
     key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
     with _process.lock:
         if _process.places is None:
-            _process.places = Places(_limit())
+            limit = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
+            if not limit.isdecimal() or int(limit) < 1:
+                raise ValueError(f"AGENTGYM_SANDBOXES={limit}: must be a whole number of at least 1")
+            _process.places = Places(int(limit))
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in _process.pools:
@@ -261,14 +232,14 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
                 lambda: open_one(spec, run),
                 _process.places,
                 name=f"{name} {spec.image!r}",
-                idle_seconds=REMOTE_IDLE_SECONDS if _is_url(name) else IDLE_SECONDS,
+                idle_seconds=REMOTE_IDLE_SECONDS if name.startswith(URL) else IDLE_SECONDS,
                 up_since=Health(lambda: open_one(probe, run), unbroken_since).up_since,
             )
         return _process.pools[key]
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
-    if _is_url(name):
+    if name.startswith(URL):
         from agentgym.sandbox.backends.remote import open_remote
 
         return partial(open_remote, name)
@@ -276,18 +247,49 @@ def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
     return opens
 
 
-def _limit() -> int:
-    text = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"AGENTGYM_SANDBOXES={text}: must be a whole number of at least 1")
-    return int(text)
+def sandboxes() -> tuple[list[Found], dict[str, str]]:
+    """All sandboxes on this machine, oldest first, and the reason for each back end that could not be asked."""
+    found, unasked = [], {}
+    for backend, ask in (("docker", docker.docker_sandboxes), ("bubblewrap", bubblewrap.bubblewrap_sandboxes)):
+        try:
+            found += ask()
+        except SandboxError as error:
+            unasked[backend] = str(error)
+    return sorted(found, key=lambda each: each.started), unasked
+
+
+def remove_sandbox(found: Found) -> None:
+    (docker if found.backend == "docker" else bubblewrap).remove(found.id)
+
+
+def cleanup(*, everything: bool = False, run: str | None = None) -> tuple[list[Found], dict[str, str]]:
+    """Remove the sandboxes whose process has ended on this host. SandboxError if one stays. Returns as `sandboxes`.
+
+    `everything`: also those whose process lives, or is on another host. `run`: all of this run, and no others.
+    """
+    removed, errors = [], []
+    all_found, unasked = sandboxes()
+    for found in all_found:
+        if (found.run == run) if run is not None else (everything or not found.alive):
+            try:
+                remove_sandbox(found)
+                removed.append(found)
+            except SandboxError as error:
+                errors.append(str(error))
+    for backend, remove_rest in (("docker", docker.remove_volumes), ("bubblewrap", bubblewrap.remove_unfinished)):
+        try:
+            if backend not in unasked:
+                remove_rest()
+        except SandboxError as error:
+            errors.append(str(error))
+    if errors:
+        raise SandboxError(f"{len(errors)} sandboxes could not be removed: {errors[0]}")
+    return removed, unasked
 
 
 def remove_dead() -> None:
-    from agentgym.sandbox.cleanup import cleanup
-
     try:
-        removed = cleanup()
+        removed, _ = cleanup()
     except SandboxError as error:
         _log.warning("sandboxes of dead processes: %s", error)
     else:

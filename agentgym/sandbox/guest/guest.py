@@ -1,11 +1,9 @@
 """The first process of every sandbox: it starts programs, feeds and watches them, and ends them when their time is up.
 
 The host sends it as source, so it uses the standard library only and imports little. It must be process 1 of its process
-namespace: `kill(-1)` ends everything else, and its own end is the sandbox's. It ends when its standard input does, or after
-`idle_timeout` seconds without a call.
-
-A frame is two lengths (4 bytes each, big endian), a JSON header, and raw bytes. Programs and all file accesses, except writes
-to `/private`, have a user id that the host chose; with one user id only, everything has that.
+namespace: `kill(-1)` ends everything else, and its own end is the sandbox's. A frame is two lengths (4 bytes each, big endian),
+a JSON header, and raw bytes. Programs and all file accesses, except writes to `/private`, have a user id that the host chose;
+with one user id only, everything has that.
 
 A session has a tag that all its descendants inherit and cannot shed: a supplementary group, or, with one user id, a hard limit
 on real-time processor time, which no program here can use. It tells what to kill when a session or a command ends.
@@ -29,12 +27,12 @@ from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
     FIRST_TAG,
+    IGNORED,
     TWO_USERS,
     AsProgram,
     Process,
     Replies,
     Spoiled,
-    default_signals,
     pipes,
     proc_rules,
     programs,
@@ -52,9 +50,8 @@ FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
 NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 EMPTIED = ("/workspace", "/tmp", "/dev/shm", "/dev/mqueue", "/private")
 # Of memory: of version 1, of the programs' own group in version 2, of a container in version 2.
-COUNTERS = tuple(
-    f"/sys/fs/cgroup/{name}" for name in ("memory/memory.oom_control", "memory/memory.events", "memory.events")
-)
+COUNTERS = ("memory/memory.oom_control", "memory/memory.events", "memory.events")
+# Programs may not look into the guest, nor gain rights by what they execute.
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 
@@ -74,8 +71,9 @@ class Guest:
         self.limit = 1 << 16
         self.idle_timeout = 3600.0
         self.env: dict[str, str] = {}
-        self.limits: dict = {"nice": 0, "file": 1 << 30}
-        self.counter = next((name for name in COUNTERS if os.path.exists(name)), "")
+        self.limits: dict = {"nice": 0, "file": 1 << 30, "rules": -1}
+        counters = [f"/sys/fs/cgroup/{name}" for name in COUNTERS]
+        self.counter = next((name for name in counters if os.path.exists(name)), "")
         self.killed = self.oom_kills()
         self.ran = False  # whether a program has run since the last reset
         self.upload: Upload | None = None  # a file of which parts are missing
@@ -123,13 +121,10 @@ class Guest:
                 self.answer({"errno": error.errno or errno.EIO, "message": error.strerror or str(error)})
             except ValueError as error:
                 self.answer({"value": str(error)})
-            except Spoiled as error:
-                self.answer({"spoiled": str(error)})
-            except Unkillable as error:
-                self.answer({"broken": str(error)})
+            except (Spoiled, Unkillable) as error:
+                self.answer({"spoiled" if isinstance(error, Spoiled) else "broken": str(error)})
 
     def reap(self) -> bool:
-        """Collect what has ended. False if no process but the guest is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -210,7 +205,6 @@ class Guest:
             turn(self.loop, time.monotonic() + 0.02)
 
     def kill_leftovers(self) -> None:
-        """Kill everything that no session has started."""
         if self.sessions:
             self.kill(lambda tag: tag not in self.sessions)
         elif self.reap():
@@ -222,9 +216,7 @@ class Guest:
         with open(self.counter, "rb") as file:
             return int(file.read().partition(b"oom_kill ")[2].split()[0])
 
-    def report(
-        self, process: Process, began: float, timed_out: bool, reply: bytes | None = None, ended: bool = True
-    ) -> None:
+    def report(self, process: Process, began: float, timed_out: bool, reply: bytes | None = None) -> None:
         kills = self.oom_kills()
         parts = [bytes(part) for output in (process.out, process.err) for part in (output.head, output.tail)]
         header = {
@@ -234,7 +226,7 @@ class Guest:
             "seconds": time.monotonic() - began,
             "sizes": [len(part) for part in parts],
             "left_out": [process.out.left_out, process.err.left_out],
-            "ended": ended,
+            "ended": reply is None,
         }
         self.killed = kills
         self.answer(header, *parts, reply or b"")
@@ -289,7 +281,7 @@ class Guest:
             self.sessions.pop(session)
             self.kill(lambda tag: tag == session)
         process.drain()
-        self.report(process, began, timed_out, reply, ended=reply is None)
+        self.report(process, began, timed_out, reply)
         process.out.clear()
         process.err.clear()
         if reply is None:
@@ -328,15 +320,15 @@ class Guest:
             self.upload = Upload(GuestPath(path, self.ran))
         if self.upload is None:
             raise ValueError("a part of a file whose first part was rejected")
+        going_on = False
         try:
             self.upload.add(data)
             if last:
                 self.upload.finish(mode)
-        except BaseException:
-            self.drop_upload()
-            raise
-        if last:
-            self.drop_upload()
+            going_on = not last
+        finally:
+            if not going_on:
+                self.drop_upload()
         self.answer({})
 
     def drop_upload(self) -> None:
@@ -365,22 +357,19 @@ class Guest:
         self.answer({"left": left[:10]})
 
 
-def harden() -> None:
-    """Programs may not look into the guest, nor gain rights by what they execute."""
+def main() -> None:
+    if os.getpid() != 1:
+        sys.exit("the guest must be process 1 of a process namespace of its own")
+    os.umask(0o022)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # programs inherit what is ignored
+        signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_DUMPABLE, 0), (PR_SET_NO_NEW_PRIVS, 1)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl({option})")
-
-
-def main() -> None:
-    if os.getpid() != 1:
-        sys.exit("the guest must be process 1 of a process namespace of its own")
-    os.umask(0o022)
-    default_signals()
-    harden()
     # System V segments go with the last program that uses them; without this right, `reset` removes them.
     with suppress(OSError), open("/proc/sys/kernel/shm_rmid_forced", "w") as file:
         file.write("1")

@@ -1,7 +1,4 @@
-"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there.
-
-Sent into the sandbox together with `guest.py`; the standard library only.
-"""
+"""Files in the guest: reads, writes and empties folders for the host, despite anything programs left there."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, Spoiled
 
@@ -21,11 +18,7 @@ HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that can
 
 
 class GuestPath:
-    """A path that the host asks for, opened folder by folder so that no link is followed.
-
-    `forced`: programs may have changed what is there. Then obstacles are replaced: a file, a link or a folder in the place of
-    another kind, and modes that forbid it.
-    """
+    """A path that the host asks for. `forced`: programs may have changed what is there; then obstacles are replaced."""
 
     def __init__(self, path: str, ran: bool) -> None:
         self.path = os.path.normpath(os.path.join("/workspace", path))
@@ -36,10 +29,16 @@ class GuestPath:
         self.rights = AsProgram(self.root != "/private")
         self.forced = ran and (self.root != "/private" or not TWO_USERS)
 
-    def failed(self, error: OSError) -> Exception:
-        if not self.forced or error.errno in HOSTS_OWN:
-            return error
-        return Spoiled(f"{self.path} cannot be written where programs have run: {error.strerror or error}")
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        try:
+            with self.rights:
+                yield
+        except OSError as error:
+            if not self.forced or error.errno in HOSTS_OWN:
+                raise
+            why = error.strerror or error
+            raise Spoiled(f"{self.path} cannot be written where programs have run: {why}") from error
 
     def folder(self, names: list[str]) -> int:
         """A descriptor of a folder below `root`, which is made with those above it."""
@@ -52,7 +51,11 @@ class GuestPath:
         except OSError:
             if not self.forced:
                 raise
-        open_up(self.root)
+        found = os.stat(self.root)
+        if (
+            found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700
+        ):  # the programs own it, and may have closed it
+            os.chmod(self.root, stat.S_IMODE(found.st_mode) | 0o700)
         fd = os.open(self.root, FOLDER)
         for name in names:
             try:
@@ -63,11 +66,8 @@ class GuestPath:
         return fd
 
     def make(self) -> None:
-        try:
-            with self.rights:
-                os.close(self.folder(self.names))
-        except OSError as error:
-            raise self.failed(error) from error
+        with self.writing():
+            os.close(self.folder(self.names))
 
 
 class Upload:
@@ -77,38 +77,35 @@ class Upload:
         self.place = place
         self.folder = self.file = -1
         try:
-            with place.rights:
+            with place.writing():
                 self.folder = place.folder(place.names[:-1])
                 if not place.forced and is_folder(place.names[-1], self.folder):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
                 self.file = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=self.folder)
-        except OSError as error:
+        except BaseException:
             self.close()
-            raise place.failed(error) from error
+            raise
 
     def add(self, data: bytes) -> None:
         view = memoryview(data)
-        try:
+        with self.place.writing():
             while view:
                 view = view[os.write(self.file, view) :]
-        except OSError as error:
-            raise self.place.failed(error) from error
 
     def finish(self, mode: int) -> None:
         name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
-        try:
-            with self.place.rights:
-                os.fchmod(self.file, mode)
-                os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
-                try:
-                    if self.place.forced and is_folder(name, self.folder):
-                        remove_folder(name, self.folder)
-                    os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-                except OSError:
-                    os.unlink(fresh, dir_fd=self.folder)
-                    raise
-        except OSError as error:
-            raise self.place.failed(error) from error
+        with self.place.writing():
+            os.fchmod(self.file, mode)
+            os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
+            try:
+                if self.place.forced and is_folder(name, self.folder):
+                    os.chmod(name, 0o700, dir_fd=self.folder)
+                    empty(name, self.folder)
+                    os.rmdir(name, dir_fd=self.folder)
+                os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+            except OSError:
+                os.unlink(fresh, dir_fd=self.folder)
+                raise
 
     def close(self) -> None:
         for fd in (self.file, self.folder):
@@ -118,7 +115,6 @@ class Upload:
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:
-    """A file's content in chunks, read with the programs' rights."""
     with AsProgram():
         try:
             fd = os.open(os.path.join("/workspace", path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -160,25 +156,12 @@ def is_folder(name: str, fd: int) -> bool:
         return False
 
 
-def open_up(folder: str) -> None:
-    """Give the owner of a folder all rights to it, where the programs own it and so may have taken them."""
-    found = os.stat(folder)
-    if found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700:
-        os.chmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
-
-
 def restore(folder: str, mode: int) -> None:
     """Give a folder its mode back and take its attributes away, where the programs own it and so may have changed them."""
     if os.stat(folder).st_uid == AsProgram.user:
         os.chmod(folder, mode)
         for name in os.listxattr(folder):
             os.removexattr(folder, name)
-
-
-def remove_folder(name: str, fd: int) -> None:
-    os.chmod(name, 0o700, dir_fd=fd)
-    empty(name, fd)
-    os.rmdir(name, dir_fd=fd)
 
 
 def empty(folder: str, dir_fd: int | None = None) -> None:

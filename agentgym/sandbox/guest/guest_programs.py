@@ -1,7 +1,4 @@
-"""Programs in the guest: start them as the unprivileged user, hold their pipes, find the session of a child.
-
-Sent into the sandbox together with `guest.py`; the standard library only.
-"""
+"""Programs in the guest: start them as the unprivileged user, hold their pipes, find the session of a child."""
 
 from __future__ import annotations
 
@@ -151,11 +148,10 @@ class Replies(Output):
         self.data = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Keep data up to a limit above any reply, so that unsolicited output cannot fill the guest's memory."""
+        # The limit is above any reply: unsolicited output cannot fill the guest's memory.
         self.data += data[: max(REPLY_LIMIT + 8 - len(self.data), 0)]
 
     def take(self) -> bytes | None:
-        """The answer, None while it is not all there."""
         if self.form == "zero":
             size, begin, most = self.data.find(0), 0, len(self.data)
         elif len(self.data) >= 4:
@@ -267,11 +263,20 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], tag: 
     os.setsid()
     for target, fd in enumerate(fds):
         os.dup2(fd, target, inheritable=True)
-    die_first()
+    try:  # when memory runs out, this process goes before the guest
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except PermissionError:  # with one user the guest's files in /proc belong to "nobody"
+        if TWO_USERS:
+            raise
     if "group" in limits:
         with open(limits["group"], "w") as group:
             group.write("0")  # this process
-    keep_out_of_proc(limits.get("rules", -1))
+    if limits["rules"] >= 0:
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_RESTRICT, limits["rules"], 0):
+            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
     os.nice(limits["nice"])
     wanted = {"CORE": 0, "NOFILE": 1024, "MSGQUEUE": 0, "FSIZE": limits["file"], **limits.get("more", {})}
     for name, value in wanted.items():
@@ -305,30 +310,8 @@ def enter(folder: str) -> None:
         raise OSError(errno.ENOTDIR, f"{folder}: {error.strerror}") from error
 
 
-def default_signals() -> None:
-    """Set defaults, which all programs inherit: `nohup`, for one, makes the host ignore SIGINT."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def die_first() -> None:
-    """When memory runs out, this process goes before the guest."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
-    except PermissionError:  # with one user the guest's files in /proc belong to "nobody"
-        if TWO_USERS:
-            raise
-
-
 def proc_rules() -> int:
-    """Rules of Landlock, as a descriptor, by which programs cannot write under /proc; -1 where the kernel has none.
-
-    Else a program could change an `oom_score_adj`, its own included: only `CAP_SYS_RESOURCE` could make that final.
-    """
+    """Rules of Landlock, as a descriptor, by which programs cannot write to an `oom_score_adj`; -1 where the kernel has none."""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -347,14 +330,6 @@ def proc_rules() -> int:
             os.close(rules)
             return -1
     return rules
-
-
-def keep_out_of_proc(rules: int) -> None:
-    if rules >= 0:
-        import ctypes
-
-        if ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_RESTRICT, rules, 0):
-            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
 
 
 def scores_are_final() -> bool:
@@ -398,7 +373,6 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def remove_shared_memory() -> None:
-    """Remove System V segments, semaphores and queues, which outlive the programs that made them."""
     for kind, number in shared_memory():
         import ctypes
 

@@ -1,19 +1,24 @@
-"""The sandbox contract over a channel to the guest, shared by all back ends."""
+"""The sandbox contract over calls to the guest, shared by all back ends: frames over a socket, each with a deadline."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
+import socket
 import stat
+import struct
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxSpec, SandboxSpoiled
-from agentgym.sandbox.guest.channel import Channel, GuestRpc, Header, SocketStream
+from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxError, SandboxSpec, SandboxSpoiled
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
@@ -24,14 +29,145 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # USER and LOGNAME are for programs that ask their environment: the user ids have no names in /etc/passwd.
 ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox"}
 
+CHUNK = 1 << 16
+WAKING = 10.0  # seconds that a thread has to leave a stream that is closed under it
+LARGEST_FRAME = 64 << 20  # bytes; a guest that claims more is not ours any more
 # An interactive bash returns to its prompt after an interrupt, as a person's does; nothing of it is shown.
 _SHELL = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 _SHELL_BEGIN = "PS1= PS2=; set +H; unset HISTFILE; __agentgym() { return $1; }"
 
+Header = dict[str, Any]
+
+
+class GuestRpc:
+    """Remote procedure calls to a guest, one at a time. A failure closes it: later bytes could answer the failed call.
+
+    `name` is the sandbox's, for errors. Calls after `close`, which any thread may call twice, raise SandboxError.
+    """
+
+    failures: tuple[type[Exception], ...] = (OSError, EOFError, ValueError)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+
+    def call(self, header: Header, payload: bytes = b"", *, timeout: float) -> tuple[Header, bytes]:
+        """Send a call and wait for its answer: header and bytes. SandboxError if the guest is gone or late."""
+        self.send(header, payload, timeout=timeout)
+        return self.answer(header["do"], timeout=timeout)
+
+    def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
+        raise NotImplementedError
+
+    def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def failed(self, what: str, error: Exception) -> SandboxError:
+        return SandboxError(f"{what}: {error}")
+
+    def guarded(self, call: str, timeout: float, act: Callable[[float], Any]) -> Any:
+        """Run a part of a call, given its deadline by `time.monotonic`."""
+        if not self.alive:
+            raise SandboxError(f"sandbox {self.name} is closed: cannot call {call!r}")
+        try:
+            return act(time.monotonic() + timeout)
+        except TimeoutError:
+            self.close()
+            raise SandboxError(f"sandbox {self.name} did not answer {call!r} within {timeout:.1f} s") from None
+        except SandboxError:
+            raise
+        except self.failures as error:
+            if not self.alive:
+                raise SandboxError(f"sandbox {self.name} was closed during {call!r}") from error
+            self.close()
+            raise self.failed(f"sandbox {self.name} failed in {call!r}", error) from error
+        except BaseException:  # interrupted half way
+            self.close()
+            raise
+
+
+class SocketStream:
+    """Bytes to and from the guest over a connected socket. `close` from another thread ends a waiting `send` or `receive`."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._pid = os.getpid()
+        self._in_use = threading.RLock()  # while a thread waits in the kernel for this socket
+
+    def send(self, data: bytes, until: float) -> None:
+        with self._in_use:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            self._socket.sendall(data)
+
+    def receive(self, until: float) -> bytes:
+        """At least one byte; none at the end. TimeoutError after `until`, OSError if the other side is gone."""
+        with self._in_use:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            return self._socket.recv(CHUNK)
+
+    def close(self) -> None:
+        """End the stream. In a forked child this only lets go: the sandbox is the parent's."""
+        if os.getpid() != self._pid:  # the lock may be held for ever by a thread that is not here
+            self._socket.close()
+            return
+        with contextlib.suppress(OSError):  # the other side has closed already
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone does not
+        # A woken thread looks its descriptor up again before it returns: were the number another file's by then, it would
+        # wait for that one.
+        free = self._in_use.acquire(timeout=WAKING)
+        try:
+            self._socket.close()
+        finally:
+            if free:
+                self._in_use.release()
+
+
+class Channel(GuestRpc):
+    def __init__(self, stream: SocketStream, name: str, reason: Callable[[], str] = lambda: "") -> None:
+        super().__init__(name)
+        self._stream = stream
+        self._reason = reason
+        self._received = bytearray()
+
+    def send(self, header: Header, payload: bytes = b"", *, timeout: float) -> None:
+        text = json.dumps(header).encode()
+        frame = struct.pack(">II", len(text), len(payload)) + text + payload
+        self.guarded(header["do"], timeout, lambda until: self._stream.send(frame, until))
+
+    def answer(self, call: str, *, timeout: float) -> tuple[Header, bytes]:
+        return self.guarded(call, timeout, self._frame)
+
+    def close(self) -> None:
+        self.alive = False
+        self._stream.close()
+
+    def failed(self, what: str, error: Exception) -> SandboxError:
+        known = self._reason()
+        return SandboxError(f"{what}: {error}{known and '; ' + known}")
+
+    def _frame(self, until: float) -> tuple[Header, bytes]:
+        head, body = struct.unpack(">II", self._take(8, until))
+        if head + body > LARGEST_FRAME:
+            raise OSError(f"a frame of {head + body} bytes")
+        header = json.loads(self._take(head, until))
+        return header, self._take(body, until)
+
+    def _take(self, size: int, until: float) -> bytes:
+        while len(self._received) < size:
+            data = self._stream.receive(until)
+            if not data:
+                raise EOFError("its guest has ended")
+            self._received += data
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
 
 @cache
 def source(name: str) -> str:
-    """The text of a module of this package that runs inside the sandbox."""
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -66,8 +202,8 @@ def greet(
     """Give a guest its program and settings. SandboxError if it does not answer within `spec.start_timeout` seconds.
 
     Args:
-        limits: `nice`: how much less of the processor programs get than the guest; `more`: resource limits by name;
-            `user`: the programs' user id; `group`: the file that puts them into their control group.
+        limits: `nice` of programs; `more`: resource limits by name; `user`: the programs' user id; `group`: the file that puts
+            them into their control group.
         reason: what the back end knows about a guest that is gone.
         on_close: ends what the back end started; called once, also if this raises.
     """
@@ -211,9 +347,8 @@ class GuestSession:
                 # A file of history that programs laid down would be read, or waited for, as the shell starts.
                 argv, env, form = list(_SHELL), {"HISTFILE": ""}, "zero"
             case kind if kind:
-                raise ValueError(
-                    f'unknown session kind {command!r}: "python", "shell", or a list of a program and its arguments'
-                )
+                known = '"python", "shell", or a list of a program and its arguments'
+                raise ValueError(f"unknown session kind {command!r}: {known}")
         call = {"do": "open", "argv": argv, "env": env, "form": form}
         self._number = sandbox.call(call, timeout=START_SESSION, path=argv[0] if argv else "")[0]["session"]
         if self._kind == "shell":
@@ -272,16 +407,8 @@ def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:
         parts.append(payload[begin : begin + size])
         begin += size
     (stdout, cut_out), (stderr, cut_err) = map(joined, parts[0::2], parts[1::2], header["left_out"])
-    result = ExecResult(
-        header["code"],
-        stdout,
-        stderr,
-        timed_out=header["timed_out"],
-        oom_killed=header["oom"],
-        seconds=header["seconds"],
-        truncated=cut_out or cut_err,
-    )
-    return result, payload[begin:]
+    how = (header["timed_out"], header["oom"], header["seconds"], cut_out or cut_err)
+    return ExecResult(header["code"], stdout, stderr, *how), payload[begin:]
 
 
 def joined(head: bytes, tail: bytes, left_out: int) -> tuple[str, bool]:

@@ -1,7 +1,4 @@
-"""Finds this project's files in a tree, to hide them: its packages hold hidden tests and answers.
-
-It also runs as a program in a container, to search an image. It uses only the standard library.
-"""
+"""Finds this project's files in a tree, to hide them: they hold hidden tests and answers. Also runs as a program in an image."""
 
 from __future__ import annotations
 
@@ -21,27 +18,18 @@ def project_files(root: str, installed: bool = False) -> Iterator[str]:
         if folder in _KERNEL:
             folders.clear()
             continue
-        ours = [name for name in folders if _is_ours(name)]
-        if folder != root and _is_checkout(ours, files):
+        if folder != root and "pyproject.toml" in files and any(name in PACKAGES for name in folders):  # a checkout
             folders.clear()
             yield folder
             continue
-        hidden = {name for name in folders if name in ours or (installed and name in _INSTALLED)}
+        hidden = {name for name in folders if _is_ours(name) or (installed and name in _INSTALLED)}
         folders[:] = [name for name in folders if name not in hidden]
-        yield from (os.path.join(folder, name) for name in sorted(hidden) if not _is_link(folder, name))
-        yield from (os.path.join(folder, name) for name in files if _is_ours(name) and not _is_link(folder, name))
+        paths = [os.path.join(folder, name) for name in (*sorted(hidden), *filter(_is_ours, files))]
+        yield from (path for path in paths if not os.path.islink(path))
 
 
 def _is_ours(name: str) -> bool:
     return "agentgym" in name or name.startswith(("agent_train", "agent-train"))
-
-
-def _is_checkout(ours: list[str], files: list[str]) -> bool:
-    return "pyproject.toml" in files and any(name in PACKAGES for name in ours)
-
-
-def _is_link(folder: str, name: str) -> bool:
-    return os.path.islink(os.path.join(folder, name))
 
 
 if __name__ == "__main__":

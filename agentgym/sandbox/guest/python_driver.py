@@ -1,7 +1,6 @@
 """The program behind the session "python": it runs one cell of code after another in one namespace.
 
-Sent as `python3 -c SOURCE` into the sandbox. A cell arrives as a frame on standard input and is answered with "0" or "1"
-on descriptor 3. Both descriptors are moved out of the way, so that a cell reads an empty standard input.
+A cell arrives as a frame on standard input and is answered with "0" or "1" on descriptor 3. Both are moved out of the way.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import signal
 import sys
 import traceback
 import types
+from contextlib import suppress
 from typing import BinaryIO
 
 PARSE_ONLY: int = ast.PyCF_ONLY_AST
@@ -44,26 +44,14 @@ def run(text: str, name: str, space: dict) -> bool:
     except SystemExit:
         raise
     except BaseException as error:
-        show(error)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
+            trace = trace.tb_next
+        if isinstance(error, SyntaxError) and error.text is None and error.filename:  # one that is found after parsing
+            error.text = linecache.getline(error.filename, error.lineno or 0)
+        traceback.print_exception(type(error), error, trace)
         return False
     return True
-
-
-def show(error: BaseException) -> None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.text is None and error.filename:  # one that is found after parsing
-        error.text = linecache.getline(error.filename, error.lineno or 0)
-    traceback.print_exception(type(error), error, trace)
-
-
-def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed or replaced by a cell
-            continue
 
 
 def main() -> None:
@@ -81,7 +69,9 @@ def main() -> None:
     while (text := receive(requests)) is not None:
         number += 1
         good = run(text, f"<cell {number}>", module.__dict__)
-        flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed or replaced by a cell
+                stream.flush()
         if os.getpid() != process:  # a fork in the cell: only the first process answers
             os._exit(0)
         os.write(replies, b"\0\0\0\x01" + (b"0" if good else b"1"))

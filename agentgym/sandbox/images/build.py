@@ -1,8 +1,7 @@
 """Builds images, the root file systems of sandboxes, from the folders of `sandboxes/`.
 
-A folder holds a `Dockerfile`, `packages.txt` (Debian packages, one a line) and, if needed, `requirements.txt` (Python packages
-with exact versions). `build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs:
-"registry" runs the Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
+`build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs: "registry" runs the
+Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.guest.project_files import project_files
-from agentgym.sandbox.images import debian, engine_images
+from agentgym.sandbox.images import debian
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 WAYS = ("auto", "registry", "packages")
 FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
-LOCK_TIMEOUT = 1800.0  # seconds to wait for another process that builds
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,12 @@ def image_names() -> list[str]:
 
 
 def is_reference(image: str) -> bool:
-    """True if the name is a Docker image's and not a folder's of `sandboxes/`."""
     return "/" in image or ":" in image
 
 
 def docker_tag(image: str) -> str:
     """The Docker image of a folder of `sandboxes/`, or the reference itself."""
-    return image if is_reference(image) else image_tag(image)
+    return image if is_reference(image) else recipe(image).tag
 
 
 def docker_command(image: str) -> str:
@@ -111,13 +108,10 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, folder, digest.hexdigest()[:12])
 
 
-def image_tag(name: str) -> str:
-    return recipe(name).tag
-
-
 def rootfs(name: str) -> Path | None:
     """The root folder of an image, or None if it is not built. ValueError if there is no such image."""
-    return _kept(recipe(name).place)[0]
+    place = recipe(name).place
+    return place / "rootfs" if _record(place) else None
 
 
 def cache_folder() -> Path:
@@ -146,34 +140,40 @@ def build(
     """
     if how not in WAYS:
         raise ValueError(f"unknown build method {how!r}: choose {', '.join(WAYS)}")
+    if how == "registry" and docker is False:
+        raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
     what, started = recipe(name), time.monotonic()
     place = what.place
     with _locked(say):
-        api = _engine(how, docker, say)
-        root, way = _kept(place)
-        tagged = engine_images.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", way):
-            root = None
+        api = None
+        if docker is None and how != "registry" and (reason := engine.unavailable()):
+            say(f"no Docker image is made: {reason}")
+        elif docker is not False:
+            api = engine.client()
+        kept = _record(place)
+        if kept and (force or how not in ("auto", kept["way"])):
+            kept = None
+        tagged = engine.way_of(api, what.tag) if api else None
         if force or how not in ("auto", tagged):
             tagged = None
-        fresh = root is None or (api is not None and tagged is None)
-        if root is None and tagged is None:
+        fresh = kept is None or (api is not None and tagged is None)
+        if kept is None and tagged is None:
             tagged = _make(what, how, api, say)
-        if root is None and tagged is not None and api is not None:
+        if kept is None and tagged is not None and api is not None:
             with _work(place) as work:
                 say("copying the image's files out of Docker")
-                exported = engine_images.export(api, what.tag, work)
+                exported = engine.export_image(api, what.tag, work)
                 if next(project_files(str(exported)), None):
                     api.remove_image(what.tag, force=True)
                 _publish(exported, place, tagged)
-        root, way = _kept(place)
-        if root is None or way is None:
+        kept = _record(place)
+        if kept is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
+        root, way = place / "rootfs", kept["way"]
         if api is not None and tagged is None:
             say("importing it into Docker")
-            engine_images.load(api, root, what.tag, name, way)
-    size = json.loads((place / "image.json").read_text())["bytes"]
-    return Built(name, way, root, what.tag if api else None, size, time.monotonic() - started, fresh)
+            engine.load_image(api, root, what.tag, name, way)
+    return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
 
 
 def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], None]) -> str | None:
@@ -181,7 +181,7 @@ def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], No
     way, why = _choose(what, how, api)
     say(f"from {'the registry' if way == 'registry' else 'Debian packages'}: {why}")
     if way == "registry" and api is not None:
-        engine_images.build(api, what.folder, what.tag, what.name, say)
+        engine.build_image(api, what.folder, what.tag, what.name, say)
         return way
     with _work(what.place) as work:
         _publish(debian.unpack(what.packages, what.requirements, work, say), what.place, way)
@@ -193,37 +193,35 @@ def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
         return how, "asked for"
     if api is None:
         return "packages", "no Docker image is made"
-    base = engine_images.base_of(what.folder / "Dockerfile")
-    refusal = engine_images.unreachable(base)
+    base = base_of(what.folder / "Dockerfile")
+    refusal = engine.unreachable(base)
     if refusal is None:
         return "registry", f"{base} is at hand"
     if missing := debian.missing_tools():
-        raise SandboxError(
-            f"{what.name} cannot be built: {base} cannot be pulled ({refusal}), and there are no Debian packages here "
-            f"({', '.join(missing)} not found). Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
-        )
+        why = f"{base} cannot be pulled ({refusal}), and there are no Debian packages here ({', '.join(missing)} not found)"
+        todo = "Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
+        raise SandboxError(f"{what.name} cannot be built: {why}. {todo}")
     return "packages", f"{base} cannot be pulled ({refusal})"
 
 
-def _engine(how: str, docker: bool | None, say: Callable[[str], None]) -> APIClient | None:
-    if docker is False:
-        if how == "registry":
-            raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
-        return None
-    if docker is None and how != "registry" and (reason := engine.unavailable()):
-        say(f"no Docker image is made: {reason}")
-        return None
-    return engine.client()
+def base_of(dockerfile: Path) -> str:
+    for line in dockerfile.read_text().splitlines():
+        words = line.split()
+        if words and words[0].upper() == "FROM":
+            return next(word for word in words[1:] if not word.startswith("--"))
+    raise SandboxError(f"{dockerfile} has no FROM line")
 
 
-def _kept(place: Path) -> tuple[Path, str] | tuple[None, None]:
-    record = place / "image.json"
-    return (place / "rootfs", json.loads(record.read_text())["way"]) if record.is_file() else (None, None)
+def _record(place: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads((place / "image.json").read_text())
+    except FileNotFoundError:
+        return None
+    return record
 
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk as `place`."""
     work = place.parent / f"{place.name}.part"
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -239,10 +237,9 @@ def _publish(root: Path, place: Path, way: str) -> None:
     if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
     if found := next(project_files(str(root)), None):
-        raise SandboxError(
-            f"the image holds files of agentgym, such as /{Path(found).relative_to(root)}, where programs would see hidden tests: "
-            "leave it out of packages.txt, requirements.txt and the Dockerfile"
-        )
+        which = f"/{Path(found).relative_to(root)}, where programs would see hidden tests"
+        todo = "leave it out of packages.txt, requirements.txt and the Dockerfile"
+        raise SandboxError(f"the image holds files of agentgym, such as {which}: {todo}")
     finished = root.parent / "finished"
     finished.mkdir()
     size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
@@ -262,16 +259,9 @@ def _locked(say: Callable[[str], None]) -> Iterator[None]:
     except OSError as error:
         raise SandboxError(f"{folder} cannot be written to: {error}; XDG_CACHE_HOME names another place") from error
     with lock:
-        deadline, told = time.monotonic() + LOCK_TIMEOUT, False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise SandboxError(f"another build has held {lock.name} for {LOCK_TIMEOUT:g} s") from error
-            if not told:
-                say("waiting for another build to end")
-                told = True
-            time.sleep(0.2)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another build to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

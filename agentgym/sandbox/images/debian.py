@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from agentgym.sandbox.api import SandboxError
 
@@ -46,10 +47,13 @@ def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: 
     for archive in archives:
         _extract(archive, root)
     _finish(root)
+    versions = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
+    if not versions:
+        raise SandboxError("the packages contain no Python: packages.txt must name python3")
     if requirements is not None:
         say(f"adding the Python packages of {requirements.name}")
-        _install(requirements, root)
-    _compile(root, say)
+        _install(requirements, root, versions[-1])
+    _compile(root, versions[-1], say)
     shutil.rmtree(work / "archives")
     return root
 
@@ -86,15 +90,17 @@ def _download(packages: Sequence[str], work: Path, say: Callable[[str], None]) -
 
 def _apt(arguments: Sequence[str], options: Mapping[str, object]) -> None:
     settings = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    run(["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, DEBIAN_FRONTEND="noninteractive", LC_ALL="C")
+    _run(
+        ["apt-get", "-qq", "-y", *settings, *arguments], DOWNLOAD_TIMEOUT, DEBIAN_FRONTEND="noninteractive", LC_ALL="C"
+    )
 
 
-def run(command: Sequence[str], timeout: float, **env: str) -> None:
+def _run(
+    command: Sequence[str], timeout: float, stdin: IO[bytes] | int | None = subprocess.DEVNULL, **env: str
+) -> None:
     settings = os.environ | env
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=settings, check=False
-        )
+        done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=timeout, env=settings, check=False)
     except subprocess.TimeoutExpired as error:
         raise SandboxError(f"{command[0]} did not end within {timeout:g} s") from error
     except OSError as error:
@@ -106,25 +112,18 @@ def run(command: Sequence[str], timeout: float, **env: str) -> None:
 
 def _extract(archive: Path, root: Path) -> None:
     excluded = [f"--exclude=./usr/share/{name}" for name in LEFT_OUT] + ["--exclude=*/gconv"]
-    options = ["--no-same-owner", "--keep-directory-symlink", *excluded]
-    with subprocess.Popen(
-        ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as source:
+    command = ["tar", "-x", "-C", str(root), "--no-same-owner", "--keep-directory-symlink", *excluded]
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as source:
         try:
-            command = ["tar", "-x", "-C", str(root), *options]
-            done = subprocess.run(
-                command, stdin=source.stdout, capture_output=True, timeout=UNPACK_TIMEOUT, check=False
-            )
-        except subprocess.TimeoutExpired as error:
+            _run(command, UNPACK_TIMEOUT, source.stdout)
+        except SandboxError as error:
             source.kill()
-            raise SandboxError(f"{archive.name} was not unpacked within {UNPACK_TIMEOUT:g} s") from error
-        said = done.stderr + (source.stderr.read() if source.stderr else b"")
-    if done.returncode or source.returncode:
-        raise SandboxError(f"{archive.name} cannot be unpacked: {said.decode(errors='replace').strip()[-300:]}")
+            raise SandboxError(f"{archive.name} cannot be unpacked: {error}") from error
+    if source.returncode:
+        raise SandboxError(f"{archive.name} cannot be unpacked: dpkg-deb failed with {source.returncode}")
 
 
 def _finish(root: Path) -> None:
-    """Make the files that the packages' install scripts would have made."""
     for name in MOUNT_POINTS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for path, text in FILES.items():
@@ -149,15 +148,7 @@ def _finish(root: Path) -> None:
                 file.chmod(mode & 0o1777)
 
 
-def _version(root: Path) -> str:
-    found = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
-    if not found:
-        raise SandboxError("the packages contain no Python: packages.txt must name python3")
-    return found[-1]
-
-
-def _install(requirements: Path, root: Path) -> None:
-    version = _version(root)
+def _install(requirements: Path, root: Path, version: str) -> None:
     machine = platform.machine()
     platforms = [f"--platform=manylinux{tag}_{machine}" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     tag = "cp" + version.replace(".", "")
@@ -165,12 +156,11 @@ def _install(requirements: Path, root: Path) -> None:
     target = root / f"usr/local/lib/python{version}/dist-packages"
     options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--disable-pip-version-check", "--quiet"]
     arguments = ["install", *options, *platforms, *choice, "--target", str(target), "-r", str(requirements)]
-    run([sys.executable, "-m", "pip", *arguments], DOWNLOAD_TIMEOUT)
+    _run([sys.executable, "-m", "pip", *arguments], DOWNLOAD_TIMEOUT)
 
 
-def _compile(root: Path, say: Callable[[str], None]) -> None:
+def _compile(root: Path, version: str, say: Callable[[str], None]) -> None:
     """Bytecode for its Python, by its Python: a sandbox cannot write it, and would compile at every start."""
-    version = _version(root)
     loaders = [*root.glob("usr/lib64/ld-linux-*.so.*"), *root.glob("usr/lib/ld-linux-*.so.*")]
     libraries = ":".join(str(p) for p in root.glob("usr/lib/*-linux-gnu*"))
     python = root / f"usr/bin/python{version}"
@@ -181,7 +171,7 @@ def _compile(root: Path, say: Callable[[str], None]) -> None:
         raise SandboxError("the packages contain no dynamic loader (libc6)")
     command = [str(loaders[0]), "--library-path", libraries, str(python), "-S", "-m", "compileall", *options]
     try:
-        run([*command, *folders], UNPACK_TIMEOUT, PYTHONHOME=str(root / "usr"))
+        _run([*command, *folders], UNPACK_TIMEOUT, PYTHONHOME=str(root / "usr"))
     except SandboxError as error:
         # A package may carry a file for another Python; the rest is compiled.
         say(f"some Python files were not compiled: {error}")

@@ -22,7 +22,7 @@ from typing import Any
 from agentgym.core.registration import EnvSpec
 from agentgym.processes.cgroups import Group
 from agentgym.processes.child_process import adopt_orphans, children, die_with, end_children, kill
-from agentgym.processes.gc_freeze import settle_memory
+from agentgym.processes.subprocess_query import settle_memory
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, limit_memory
 from agentgym.service.server.slots import map_memory
@@ -239,11 +239,11 @@ class Zygote:
 def _sweep(pids: Collection[int]) -> None:
     """Remove the sandboxes of these ended processes, within a time limit."""
     from agentgym.sandbox import SandboxError
-    from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
+    from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LONGEST_SWEEP_SECONDS)
-    for found in sandboxes().found:
+    for found in sandboxes()[0]:
         if found.pid in pids and not found.alive:
             try:
                 remove_sandbox(found)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec
 from agentgym.sandbox.api import SandboxError
-from agentgym.sandbox.guest.channel import Header
-from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE
+from agentgym.sandbox.guest.guest_sandbox import FILE_TIMEOUT, GRACE, Header
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.protocol.sandbox_frames import GUEST_CALLS, LARGEST_DATA, PART, PROTOCOL, check_sandbox_request
@@ -72,7 +70,7 @@ class SandboxHandler(RequestHandler):
         if call == "next":
             if not self._reading:
                 raise Refused(frames.BAD_REQUEST, "next: nothing is being read")
-            return self._calls.call("step", self._answer_of, self._held.hear)
+            return self._calls.call("step", self._next)
         if self._reading:
             # Its parts would be taken for the answer to this.
             raise Refused(frames.BAD_REQUEST, f"{call}: a read must be taken to its end first", fatal=True)
@@ -85,10 +83,11 @@ class SandboxHandler(RequestHandler):
             spec = self._held.spec_of(request["spec"], self._session.limits.init_seconds)
         except ValueError as error:
             raise Refused(frames.BAD_REQUEST, str(error)) from None
-        wanted = (round(1000 * spec.cpus), spec.memory, 1)
-        if not self._calls.slot.reserve_sandbox(wanted, self._held.total.amounts()):
-            why = "the sandboxes here use all that they may together (--sandbox-total)"
-            raise Refused(frames.CAPACITY, why, fatal=True)
+        wanted, total = (round(1000 * spec.cpus), spec.memory, 1), self._held.total
+        if not self._calls.slot.reserve_sandbox(wanted, (round(1000 * total.cpus), total.memory, total.count)):
+            raise Refused(
+                frames.CAPACITY, "the sandboxes here use all that they may together (--sandbox-total)", fatal=True
+            )
         return self._calls.call("init", self._held.start, spec, request["run"])
 
     def _part(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -113,20 +112,30 @@ class SandboxHandler(RequestHandler):
                 raise Refused(frames.BAD_REQUEST, f"{call}: timeout={header['timeout']:g}: {why}")
             seconds = header["timeout"] + GRACE
         self.clean = call == "reset" or (self.clean and call == "ping")
-        return self._calls.call("step", self._answer_of, self._held.ask, header, data, seconds)
+        return self._calls.call("step", self._asked, header, data, seconds)
 
-    def _answer_of(self, hear: Callable[..., tuple[Header, bytes]], *asked: Any) -> dict[str, Any]:
-        """The guest's answer; parts of a file are joined up to the size of one, with what came after the last part."""
-        header, data = hear(*asked)
-        reads = bool(header.get("more"))
-        while header.get("more") and len(data) < PART:
-            header, more = self._held.hear()
-            data += more
+    def _next(self) -> dict[str, Any]:
+        header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
         self._reading = bool(header.get("more"))
-        answer = header
-        if reads:
-            answer = {"more": True} if self._reading else {"more": True, "then": header}
-        return {**answer, "data": base64.b64encode(data).decode()} if data else answer
+        return self._read_on(header, data) if self._reading else header
+
+    def _asked(self, header: Header, data: bytes, seconds: float) -> dict[str, Any]:
+        answer, payload = self._held.channel.call(header, data, timeout=seconds)
+        return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
+
+    def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
+        """Parts of a file joined up to the size of an answer, and the guest's answer after them, if it has come."""
+        parts, size = [data], len(data)
+        while header.get("more") and size < PART:
+            header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
+            parts.append(data)
+            size += len(data)
+        self._reading = bool(header.get("more"))
+        return _with_data({"more": True} if self._reading else {"more": True, "then": header}, b"".join(parts))
+
+
+def _with_data(header: Header, data: bytes) -> dict[str, Any]:
+    return {**header, "data": base64.b64encode(data).decode()} if data else header
 
 
 def _bytes_of(request: dict[str, Any]) -> bytes:

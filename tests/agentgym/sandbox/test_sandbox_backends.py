@@ -15,7 +15,7 @@ from engine_proxy import EngineProxy
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.backends import select as backends
-from agentgym.sandbox.cleanup import remove_sandbox, sandboxes
+from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
 from agentgym.sandbox.pool import Places
 
 NO_ENGINE = "unix:///no/such/docker.sock"
@@ -42,7 +42,7 @@ def backend(request):
 
 
 def of_this_run():
-    return [found for found in sandboxes().found if found.run == os.environ["AGENTGYM_RUN"]]
+    return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
 
 
 def until(condition, seconds=20.0):
@@ -84,7 +84,7 @@ class TestChoosing:
     @pytest.mark.docker
     @pytest.mark.bubblewrap
     def test_an_engine_without_the_image_is_not_taken(self, monkeypatch):
-        monkeypatch.setattr("agentgym.sandbox.images.build.image_tag", lambda name: f"agentgym/{name}:never-built")
+        monkeypatch.setattr("agentgym.sandbox.images.build.docker_tag", lambda name: f"agentgym/{name}:never-built")
         choice = choose()
         assert choice.name == "bubblewrap"
         assert "has no image agentgym/python:never-built" in choice.reason

@@ -20,6 +20,7 @@ from agentgym.processes.cgroups import GroupLimits
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import bubblewrap
 from agentgym.sandbox.backends.bubblewrap import bubblewrap_sandboxes, open_bubblewrap, records, remove
+from agentgym.sandbox.backends.select import cleanup
 
 needs_bubblewrap = pytest.mark.bubblewrap
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -150,7 +151,7 @@ box.exec("while :; do :; done", timeout=1000)
         assert leftovers(id) == []
 
     @pytest.mark.parametrize("guest", ["ends", "hangs"])
-    def test_what_a_killed_host_has_left_goes_with_the_next_start(self, start, tmp_path, monkeypatch, guest):
+    def test_what_a_killed_host_has_left_goes_with_the_next_cleanup(self, start, tmp_path, monkeypatch, guest):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # nobody else is to clean up here
         code = "box = open_bubblewrap(SandboxSpec(), 'doomed'); print(box.id, flush=True); time.sleep(1000)"
         host = subprocess.Popen(
@@ -169,8 +170,8 @@ box.exec("while :; do :; done", timeout=1000)
                 os.kill(pid, signal.SIGSTOP)
         host.kill()
         host.wait()
-        monkeypatch.setattr(bubblewrap, "_dead_removed", False)
         box = start()
+        cleanup()
         assert leftovers(id) == []
         assert [file.stem for file in records().iterdir()] == [box.id]
 

@@ -1,6 +1,7 @@
 """Calls to a guest that answers late, wrongly or not at all: every one ends, and says what failed."""
 
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -13,9 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
-from agentgym.sandbox.guest.channel import LARGEST_FRAME, Channel, SocketStream
 from agentgym.sandbox.guest.guest_programs import REPLY_LIMIT
-from agentgym.sandbox.guest.guest_sandbox import greet, guest_command, guest_source, joined
+from agentgym.sandbox.guest.guest_sandbox import (
+    LARGEST_FRAME,
+    Channel,
+    SocketStream,
+    greet,
+    guest_command,
+    guest_source,
+    joined,
+)
 
 
 @pytest.fixture
@@ -193,11 +201,10 @@ def test_what_is_left_of_a_long_text_is_its_begin_and_its_end(text, limit):
     shown, cut = joined(head, tail, left_out)
     assert cut == (len(data) > limit)
     if cut:
-        size = int(shown[len(shown) - len(shown.rsplit("\n[", 1)[1]) :].split(" ")[0])
-        first, last = shown.rsplit(f"\n[{size} bytes left out]\n", 1)
+        first, size, last = re.split(r"\n\[(\d+) bytes left out\]\n", shown)
         assert text.startswith(first)
         assert text.endswith(last)
-        assert len((first + last).encode()) + size == len(data)
+        assert len((first + last).encode()) + int(size) == len(data)
     else:
         assert shown == text
 

@@ -145,5 +145,5 @@ def test_building_what_is_there_is_quick_and_says_where_it_is(capsys):
     assert main(["sandbox", "build", "python"]) == 0
     out = capsys.readouterr().out
     assert "python: already there" in out
-    assert images.image_tag("python") in out
+    assert images.docker_tag("python") in out
     assert str(images.rootfs("python")) in out

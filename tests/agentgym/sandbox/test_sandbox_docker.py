@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
-from agentgym.sandbox.backends.docker import KEPT, Demultiplexer, docker_sandboxes, open_docker, remove
-from agentgym.sandbox.cleanup import cleanup
+from agentgym.sandbox.backends.docker import KEPT, AttachedStream, docker_sandboxes, open_docker, remove
+from agentgym.sandbox.backends.select import cleanup
 from agentgym.sandbox.images import build as images
 
 RUN = f"test-docker-{os.getpid()}"
@@ -50,26 +50,26 @@ def open_box():
     assert of_run(RUN) == []
 
 
-class TestDemultiplexer:
+class TestAttachedStream:
     pieces = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=200)), max_size=20)
 
     @given(pieces, st.randoms(use_true_random=False))
     def test_takes_streams_apart_wherever_the_data_is_cut(self, pieces, random):
         data = b"".join(bytes([stream, 0, 0, 0]) + len(piece).to_bytes(4, "big") + piece for stream, piece in pieces)
-        demultiplexer, out = Demultiplexer(), b""
+        attached, out = AttachedStream(None), b""
         while data:
             size = random.randint(1, len(data))
-            out += demultiplexer.feed(data[:size])
+            out += attached.stdout_of(data[:size])
             data = data[size:]
         assert out == b"".join(piece for stream, piece in pieces if stream == 1)
-        assert demultiplexer.stderr == b"".join(piece for stream, piece in pieces if stream == 2)[-KEPT:]
+        assert attached.stderr == b"".join(piece for stream, piece in pieces if stream == 2)[-KEPT:]
 
     def test_keeps_only_the_end_of_stderr(self):
-        demultiplexer = Demultiplexer()
+        attached = AttachedStream(None)
         for _ in range(3):
-            demultiplexer.feed(bytes([2, 0, 0, 0]) + KEPT.to_bytes(4, "big") + b"a" * (KEPT - 1) + b"z")
-        assert len(demultiplexer.stderr) == KEPT
-        assert demultiplexer.stderr.endswith(b"az")
+            attached.stdout_of(bytes([2, 0, 0, 0]) + KEPT.to_bytes(4, "big") + b"a" * (KEPT - 1) + b"z")
+        assert len(attached.stderr) == KEPT
+        assert attached.stderr.endswith(b"az")
 
 
 class TestNoEngine:
@@ -115,7 +115,7 @@ class TestNoEngine:
 
     def test_an_unknown_image_is_a_mistake_and_lists_those_that_there_are(self):
         with pytest.raises(ValueError, match="no image 'pyhton'; there are python"):
-            images.image_tag("pyhton")
+            images.docker_tag("pyhton")
 
 
 @pytest.mark.docker
@@ -182,18 +182,16 @@ class TestContainer:
 
     def test_an_image_of_ones_own_is_named_by_its_reference(self, open_box):
         api = engine.client()
-        api.tag(images.image_tag("python"), "agentgym-test/own", "1")
+        api.tag(images.docker_tag("python"), "agentgym-test/own", "1")
         try:
             assert open_box(image="agentgym-test/own:1").exec("python3 -c 'print(1)'").stdout == "1\n"
         finally:
             api.remove_image("agentgym-test/own:1")
 
     def test_an_image_without_python_is_an_error_that_says_so(self, tmp_path):
-        from agentgym.sandbox.images import engine_images
-
         (tmp_path / "root").mkdir()
         (tmp_path / "root" / "only").write_text("a file")
-        engine_images.load(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
+        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
         try:
             with pytest.raises(SandboxError, match="has no python3, which sandboxes require"):
                 open_docker(SandboxSpec(image="agentgym-test/bare:1"), RUN)
@@ -245,9 +243,9 @@ class TestOwner:
 
     def test_cleanup_leaves_alone_what_is_in_use_unless_its_run_is_named(self, open_box):
         box = open_box(run=f"{RUN}-used")
-        assert box.id not in [f.id for f in cleanup()]
+        assert box.id not in [f.id for f in cleanup()[0]]
         assert box.exec("true").ok
-        assert [f.id for f in cleanup(run=f"{RUN}-used")] == [box.id]
+        assert [f.id for f in cleanup(run=f"{RUN}-used")[0]] == [box.id]
         assert of_run(f"{RUN}-used") == []
 
     def test_cleanup_removes_what_a_dead_process_left(self):
@@ -259,12 +257,12 @@ class TestOwner:
         labels = {**marks(f"{RUN}-left"), "pid": ended.stdout.decode().strip()}
         api = engine.client()
         container = api.create_container(
-            images.image_tag("python"), ["sleep", "1000"], labels={LABEL + key: value for key, value in labels.items()}
+            images.docker_tag("python"), ["sleep", "1000"], labels={LABEL + key: value for key, value in labels.items()}
         )
         api.start(container["Id"])
         try:
             assert [f.alive for f in of_run(f"{RUN}-left")] == [False]
-            assert f"{RUN}-left" in [f.run for f in cleanup()]
+            assert f"{RUN}-left" in [f.run for f in cleanup()[0]]
             assert of_run(f"{RUN}-left") == []
         finally:
             for found in of_run(f"{RUN}-left"):

@@ -15,7 +15,7 @@ import pytest
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.images import debian, engine_images
+from agentgym.sandbox.images import debian
 
 TINY = "# as little as can be\npython3-minimal\nbase-files\nbash\ncoreutils\n"
 BUILD = """
@@ -99,18 +99,18 @@ class TestRecipe:
         assert {"python3", "bash", "coreutils", "grep", "sed", "findutils"} <= set(recipe.packages)
         assert recipe.packages == sorted(recipe.packages)
         dockerfile = (recipe.folder / "Dockerfile").read_text()
-        assert engine_images.base_of(recipe.folder / "Dockerfile") == "debian:bookworm-slim"
+        assert images.base_of(recipe.folder / "Dockerfile") == "debian:bookworm-slim"
         assert "packages.txt" in dockerfile
         assert (recipe.requirements is not None) == ("requirements.txt" in dockerfile)
-        assert images.image_tag(name) == f"agentgym/{name}:{recipe.digest}"
+        assert images.docker_tag(name) == f"agentgym/{name}:{recipe.digest}"
 
     def test_an_unknown_name_lists_those_that_there_are(self):
-        for ask in (images.recipe, images.image_tag, images.rootfs, images.build):
+        for ask in (images.recipe, images.docker_tag, images.rootfs, images.build):
             with pytest.raises(ValueError, match="no image 'rust'; there are python, search, sql, swe"):
                 ask("rust")
 
     def test_any_change_in_its_folder_gives_another_image(self, folder):
-        seen = {images.image_tag("tiny")}
+        seen = {images.docker_tag("tiny")}
         for change in (
             lambda: (folder / "packages.txt").write_text(TINY + "git\n"),
             lambda: (folder / "Dockerfile").write_text("FROM other\n"),
@@ -118,8 +118,8 @@ class TestRecipe:
             lambda: (folder / "requirements.txt").rename(folder / "renamed.txt"),
         ):
             change()
-            assert images.image_tag("tiny") not in seen
-            seen.add(images.image_tag("tiny"))
+            assert images.docker_tag("tiny") not in seen
+            seen.add(images.docker_tag("tiny"))
 
     def test_comments_and_empty_lines_are_no_packages(self, folder):
         (folder / "packages.txt").write_text("# one\n\nbash  # two\n  python3\n")
@@ -134,12 +134,12 @@ class TestRecipe:
     )
     def test_the_base_of_a_dockerfile(self, tmp_path, text, base):
         (tmp_path / "Dockerfile").write_text(text)
-        assert engine_images.base_of(tmp_path / "Dockerfile") == base
+        assert images.base_of(tmp_path / "Dockerfile") == base
 
     def test_a_dockerfile_without_a_base_is_an_error(self, tmp_path):
         (tmp_path / "Dockerfile").write_text("RUN true\n")
         with pytest.raises(SandboxError, match="no FROM"):
-            engine_images.base_of(tmp_path / "Dockerfile")
+            images.base_of(tmp_path / "Dockerfile")
 
 
 class TestRootFolder:
@@ -251,15 +251,15 @@ class TestWithDocker:
         said = []
         try:
             built = images.build("tiny", say=said.append)
-            assert (built.way, built.tag) == ("packages", images.image_tag("tiny"))
+            assert (built.way, built.tag) == ("packages", images.docker_tag("tiny"))
             assert any("from Debian packages: no-registry.invalid/nothing:1 cannot be pulled" in line for line in said)
-            assert engine_images.way_of(engine.client(), built.tag) == "packages"
+            assert engine.way_of(engine.client(), built.tag) == "packages"
 
             engine.client().remove_image(built.tag)
             assert images.build("tiny").fresh  # only imported again
             assert not images.build("tiny").fresh
         finally:
-            remove_image(images.image_tag("tiny"))
+            remove_image(images.docker_tag("tiny"))
 
     def test_auto_builds_the_dockerfile_where_its_base_is_at_hand_and_copies_the_files_out(self, folder, monkeypatch):
         from agentgym.sandbox.backends.docker import open_docker
@@ -269,7 +269,7 @@ class TestWithDocker:
         said = []
         try:
             built = images.build("tiny", say=said.append)
-            assert (built.way, built.tag, built.fresh) == ("registry", images.image_tag("tiny"), True)
+            assert (built.way, built.tag, built.fresh) == ("registry", images.docker_tag("tiny"), True)
             assert any(f"{base} is at hand" in line for line in said)
             assert (images.rootfs("tiny") / "made-here").read_text() == TINY + "ran\n"
             assert not images.build("tiny").fresh
@@ -282,14 +282,14 @@ class TestWithDocker:
             assert images.build("tiny").fresh
             assert (images.rootfs("tiny") / "made-here").exists()
         finally:
-            remove_image(images.image_tag("tiny"))
+            remove_image(images.docker_tag("tiny"))
 
     def test_a_dockerfile_that_fails_is_an_error_with_its_last_words(self, folder):
         (folder / "Dockerfile").write_text(f"FROM {TAG_OF_PYTHON}\nRUN echo it is over; exit 3\n")
         with pytest.raises(SandboxError, match=r"(?s)Dockerfile failed.*it is over"):
             images.build("tiny", "registry")
         assert images.rootfs("tiny") is None
-        assert engine_images.way_of(engine.client(), images.image_tag("tiny")) is None
+        assert engine.way_of(engine.client(), images.docker_tag("tiny")) is None
 
     def test_one_that_holds_this_project_is_refused_and_nothing_is_left(self, folder):
         package = "/opt/venv/lib/python3.11/site-packages/agentgym_envs"
@@ -297,7 +297,7 @@ class TestWithDocker:
         with pytest.raises(SandboxError, match=f"the image holds files of agentgym, such as {package}"):
             images.build("tiny", "registry")
         assert images.rootfs("tiny") is None
-        assert engine_images.way_of(engine.client(), images.image_tag("tiny")) is None
+        assert engine.way_of(engine.client(), images.docker_tag("tiny")) is None
 
     def test_an_engine_that_must_be_there_and_is_not_is_an_error(self, folder, monkeypatch):
         monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
@@ -319,7 +319,7 @@ class TestWithDocker:
     def test_the_images_have_what_they_promise(self, name, command, shows):
         from agentgym.sandbox.backends.docker import open_docker
 
-        if engine_images.way_of(engine.client(), images.image_tag(name)) is None:
+        if engine.way_of(engine.client(), images.docker_tag(name)) is None:
             pytest.skip(f"run `agentgym sandbox build {name}`")
         box = open_docker(SandboxSpec(image=name), "test-images")
         try:
@@ -332,7 +332,7 @@ class TestWithDocker:
         return TAG_OF_PYTHON
 
 
-TAG_OF_PYTHON = images.image_tag("python")  # before a test puts another folder in the project's place
+TAG_OF_PYTHON = images.docker_tag("python")  # before a test puts another folder in the project's place
 
 
 def remove_image(tag):

@@ -137,7 +137,7 @@ def test_an_image_of_docker_s_that_holds_it(furnished):
     from agentgym.sandbox.backends.docker import open_docker
 
     tag = f"agentgym-test/holds-it:{uuid.uuid4().hex[:8]}"
-    dockerfile = f"FROM {images.image_tag('python')}\nCOPY venv /opt/venv\nCOPY work /opt/work\n".encode()
+    dockerfile = f"FROM {images.docker_tag('python')}\nCOPY venv /opt/venv\nCOPY work /opt/work\n".encode()
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         entry = tarfile.TarInfo("Dockerfile")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from hostile_programs import PROGRAMS
@@ -18,7 +19,7 @@ from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
 from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.backends.remote import open_remote
-from agentgym.sandbox.cleanup import sandboxes
+from agentgym.sandbox.backends.select import sandboxes
 from agentgym.service.client.blocking_websocket import BlockingWebSocket
 
 SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
@@ -83,7 +84,7 @@ def proxy(server):
 
 
 def of_this_run():
-    return [found for found in sandboxes().found if found.run == os.environ["AGENTGYM_RUN"]]
+    return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
 
 
 def until(true, what):
@@ -352,9 +353,9 @@ def running(found):
     """Whether a sandbox is more than a record of one that has ended."""
     if found.backend == "docker":
         return True
-    from agentgym.sandbox.backends.bubblewrap import _is_bwrap, _kept
+    from agentgym.sandbox.backends.bubblewrap import _kept
 
-    return any(id == found.id and _is_bwrap(kept["bwrap"]) for id, kept in _kept())
+    return any(id == found.id and Path(f"/proc/{kept['bwrap']}").exists() for id, kept in _kept())
 
 
 class TestServer:

@@ -75,7 +75,7 @@ def image(docker, python, folder, tmp_path_factory):
         package = distribution(name)
         for part in {file.parts[0] for file in package.files or [] if len(file.parts) > 1} - {".."}:
             shutil.copytree(package.locate_file(part), context / "site" / part, dirs_exist_ok=True)
-    (context / "Dockerfile").write_text(BASE.format(image=images.image_tag("search")))
+    (context / "Dockerfile").write_text(BASE.format(image=images.docker_tag("search")))
     quietly = {"rm": True, "forcerm": True, "network_mode": "none"}
     docker.images.build(path=str(context), tag=tag, **quietly)
     try:

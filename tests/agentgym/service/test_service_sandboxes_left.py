@@ -12,7 +12,7 @@ import pytest
 from service_harness import SECONDS, Client, alive, parent_of, session, until, url_told_by
 
 from agentgym.core.registration import EnvSpec, spec
-from agentgym.sandbox.cleanup import sandboxes
+from agentgym.sandbox.backends.select import sandboxes
 from agentgym.service.server.env_server import serve
 from agentgym.service.server.settings import ServeSettings
 
@@ -26,7 +26,7 @@ def boxed(backend):
 
 async def boxes_of(pid):
     """The sandboxes that a process has made."""
-    return [found for found in (await asyncio.to_thread(sandboxes)).found if found.pid == pid]
+    return [found for found in (await asyncio.to_thread(sandboxes))[0] if found.pid == pid]
 
 
 async def begun(client):
@@ -84,9 +84,7 @@ def test_a_server_that_ends_leaves_no_sandbox(backend, who):
         async with aiohttp.ClientSession(url) as http:
             client = await Client(http, "code_mbpp").connect()
             await begun(client)
-            mine = [
-                found.pid for found in (await asyncio.to_thread(sandboxes)).found if _is_below(found.pid, process.pid)
-            ]
+            mine = [found.pid for found in (await asyncio.to_thread(sandboxes))[0] if _is_below(found.pid, process.pid)]
             assert len(mine) == 1
             zygote = parent_of(mine[0])
             if who == "nobody":
