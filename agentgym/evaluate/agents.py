@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.messages import Action, assistant
-from agentgym.evaluate.plan import AgentSpec
+from agentgym.core.usage_error import instead
+from agentgym.evaluate.plan import AgentSpec, read_text, read_values
 from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentgym.core.env import Env
 
 MakePolicy = Callable[[Episode], Policy]
+BUILT_IN = ("expert", "random", "null")
 # Settings of a chat that say how it is asked, and not what; they may differ between a run and its resumption.
 ASKING = frozenset({"timeout", "retries", "stream"})
 
@@ -57,17 +58,11 @@ def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentS
     return replace(agent, settings={**agent.settings, **found})
 
 
-def expert(mistakes: float = 0.0, name: str = "expert") -> AgentSpec:
-    return AgentSpec(name, "expert", {"mistakes": mistakes} if mistakes else {})
-
-
-def random_agent(name: str = "random") -> AgentSpec:
-    """Random legal actions, by a generator of the seed, the task and the sample."""
-    return AgentSpec(name, "random")
-
-
-def null(name: str = "null") -> AgentSpec:
-    return AgentSpec(name, "null")
+def built_in(policy: str, mistakes: float = 0.0, name: str | None = None) -> AgentSpec:
+    """One of `BUILT_IN`: "expert" (`mistakes` is the chance of a random action), "random" or "null"."""
+    if policy not in BUILT_IN:
+        raise ValueError(f"no policy {policy!r}{instead(policy, BUILT_IN)}")
+    return AgentSpec(name or policy, policy, {"mistakes": mistakes} if mistakes else {})
 
 
 def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: str = "scripted") -> AgentSpec:
@@ -75,24 +70,18 @@ def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: s
     return AgentSpec(name, "scripted", {"answers": dict(answers) if isinstance(answers, Mapping) else list(answers)})
 
 
-def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
+def scripted_file(script: str | Path, name: str | None = None) -> AgentSpec:
     """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        answers = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except OSError as error:
-        raise ValueError(f"script {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"script {path}: not valid UTF-8 JSON: {error}") from error
+    path = Path(script)
+    answers = read_values(path) if path.suffix == ".json" else read_text(path).splitlines()
     if not isinstance(answers, list | dict):
         raise ValueError(f"script {path}: a list of answers is needed, or an object of lists by task id")
     return scripted(answers, name or path.stem)
 
 
-def python(target: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
+def python(agent: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
     """The user's own agent, `pkg.mod:run`; see `agentgym.evaluate.python_agent` for what it may be."""
-    return AgentSpec(name or target, "python", {"target": target, **({"kwargs": dict(kwargs)} if kwargs else {})})
+    return AgentSpec(name or agent, "python", {"target": agent, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
 def policy_maker(agent: AgentSpec) -> MakePolicy:
@@ -133,17 +122,9 @@ def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
     return lambda episode: ExpertPolicy(mistakes=mistakes, rng=_generator(episode))
 
 
-def _random_maker() -> MakePolicy:
-    return lambda episode: RandomPolicy(rng=_generator(episode))
-
-
 def _generator(episode: Episode) -> random.Random:
     """A generator seeded for this episode, or random play would repeat itself."""
     return random.Random(f"{(episode.seed or 0) - episode.sample} {episode.task.id} {episode.sample}")
-
-
-def _null_maker() -> MakePolicy:
-    return lambda episode: NullPolicy()
 
 
 def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) -> MakePolicy:
@@ -173,8 +154,8 @@ def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakeP
 _MAKERS: dict[str, Callable[..., MakePolicy]] = {
     "chat": _chat_maker,
     "expert": _expert_maker,
-    "random": _random_maker,
-    "null": _null_maker,
+    "random": lambda: lambda episode: RandomPolicy(rng=_generator(episode)),
+    "null": lambda: lambda episode: NullPolicy(),
     "scripted": _scripted_maker,
     "python": _python_maker,
 }

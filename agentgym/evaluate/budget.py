@@ -5,14 +5,14 @@ my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per
 """
 
 import fnmatch
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.core.usage_error import instead
+from agentgym.evaluate.plan import read_values
 from agentgym.evaluate.results import summed
 from agentgym.policies.base import EndpointUsage, Policy
 
@@ -118,14 +118,14 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits. Empty where there is no table."""
+    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits."""
 
-    by_model: Mapping[str, Price] = field(default_factory=dict)
+    by_model: Mapping[str, Price]
 
     @classmethod
-    def load(cls, path: str | Path | None) -> "Prices":
-        """The table of a YAML or JSON file; None: an empty one. Raises ValueError, naming file, model and field."""
-        return cls() if path is None else cls.from_json(_read(Path(path)), str(path))
+    def load(cls, path: str | Path) -> "Prices":
+        """The table of a YAML or JSON file. Raises ValueError, naming file, model and field."""
+        return cls.from_json(read_values(Path(path)), str(path))
 
     @classmethod
     def from_json(cls, record: Any, where: str = "prices") -> "Prices":
@@ -141,10 +141,8 @@ class Prices:
         }
 
     def of(self, model: str) -> Price | None:
-        if model in self.by_model:
-            return self.by_model[model]
         fitting = [pattern for pattern in self.by_model if fnmatch.fnmatchcase(model, pattern)]
-        return self.by_model[max(fitting, key=len)] if fitting else None
+        return self.by_model.get(model) or (self.by_model[max(fitting, key=len)] if fitting else None)
 
     def cost(self, model: str, usage: Mapping[str, int]) -> float | None:
         """US dollars of what was counted (see `Reply.usage`); None where the model has no price.
@@ -159,21 +157,6 @@ class Prices:
         read = price.input if price.cached_input is None else price.cached_input
         written = usage.get("completion_tokens", 0) * price.output
         return ((prompt - cached) * price.input + cached * read + written) / MILLION
-
-
-def _read(path: Path) -> Any:
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise ValueError(f"prices {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prices {path}: not UTF-8 text") from error
-    except (ValueError, yaml.YAMLError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise ValueError(f"prices {path}: not valid {kind}: {' '.join(str(error).split())}") from error
 
 
 def _price(where: str, fields: Any) -> Price:

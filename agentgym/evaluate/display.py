@@ -14,10 +14,10 @@ from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.budget import tokens_of
-from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import failure_in, usage_of
 from agentgym.evaluate.statistics import ClusteredMean
+from agentgym.evaluate.tables import count, cut, duration, money, number, one_line, percent, percent_range
 
 REFRESH_PER_SECOND = 4
 LINE_SECONDS = 10.0
@@ -58,8 +58,7 @@ class _Progress:
             self.reward += trajectory.reward
         metadata = trajectory.metadata
         calls = metadata.get("calls") or {}
-        usage = calls.get("usage") or usage_of(trajectory)
-        self.tokens += tokens_of(usage)
+        self.tokens += tokens_of(usage_of(trajectory))
         self.requests += calls.get("requests", 0)
         self.retries.update(calls.get("retries", {}))
         if metadata.get("cost") is not None:

@@ -19,7 +19,8 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -65,39 +66,30 @@ def reply_of_answer(answer: Any) -> Reply:
 def _langchain_reply(said: Any) -> Reply:
     if said.type not in _AI:
         raise ValueError(f"the last message is of type {said.type!r}, not from a model")
-    message: Message = {"role": "assistant", "content": _content(said.content)}
-    calls = [
-        {
-            "id": call.get("id") or "",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)},
-        }
-        for call in getattr(said, "tool_calls", None) or ()
-    ]
-    if calls:
-        message["tool_calls"] = calls
+    content = said.content
+    if not isinstance(content, str | None):  # parts: tool calls are separate fields
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        content = "".join(part.get("text", "") for part in parts if part.get("type") == "text")
+    message: Message = {"role": "assistant", "content": content}
+    if calls := getattr(said, "tool_calls", None):
+        functions = ({"name": c["name"], "arguments": json.dumps(c["args"], ensure_ascii=False)} for c in calls)
+        ids = (call.get("id") or "" for call in calls)
+        message["tool_calls"] = [
+            {"id": i, "type": "function", "function": f} for i, f in zip(ids, functions, strict=True)
+        ]
     finish = (getattr(said, "response_metadata", None) or {}).get("finish_reason")
-    usage = _usage(getattr(said, "usage_metadata", None) or {})
-    return Reply(assistant(message), usage=usage, finish_reason=finish if isinstance(finish, str) else None)
-
-
-def _content(content: Any) -> Any:
-    """Text unchanged; of a list of parts, the joined text parts, since tool calls are separate fields."""
-    if isinstance(content, str) or content is None:
-        return content
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return "".join(part.get("text", "") for part in parts if part.get("type") == "text")
-
-
-def _usage(counted: Mapping[str, Any]) -> dict[str, int]:
-    details = {name: counted.get(f"{name}_token_details") or {} for name in ("input", "output")}
-    found = {
+    counted = getattr(said, "usage_metadata", None) or {}
+    usage = {
         "prompt_tokens": counted.get("input_tokens"),
         "completion_tokens": counted.get("output_tokens"),
-        "cached_tokens": details["input"].get("cache_read"),
-        "reasoning_tokens": details["output"].get("reasoning"),
+        "cached_tokens": (counted.get("input_token_details") or {}).get("cache_read"),
+        "reasoning_tokens": (counted.get("output_token_details") or {}).get("reasoning"),
     }
-    return {name: count for name, count in found.items() if isinstance(count, int)}
+    return Reply(
+        assistant(message),
+        usage={name: count for name, count in usage.items() if isinstance(count, int)},
+        finish_reason=finish if isinstance(finish, str) else None,
+    )
 
 
 class AgentError(RuntimeError):
@@ -118,9 +110,9 @@ class PythonAgent:
 
     target: str
     found: Any
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    with_tools: bool = True
-    folder: str = ""
+    kwargs: Mapping[str, Any]
+    with_tools: bool
+    folder: str
 
     @classmethod
     def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
@@ -139,6 +131,7 @@ class PythonAgent:
 class PythonPolicy:
     def __init__(self, agent: PythonAgent):
         self._agent = agent
+        self._is_class = inspect.isclass(agent.found)
         self._answer: Callable[..., Any] | None = None
         self._player: Any = None
         self._env: tuple[Any, Any] | None = None
@@ -148,7 +141,7 @@ class PythonPolicy:
     def calls(self) -> EndpointUsage | None:
         """The requests that the user's object counted; None where one object plays all episodes."""
         found = getattr(self._player, "calls", None)
-        return found if isinstance(found, EndpointUsage) and inspect.isclass(self._agent.found) else None
+        return found if isinstance(found, EndpointUsage) and self._is_class else None
 
     def attach(self, env: Env, call: Any) -> None:
         """Play in this environment, where the user's object wants to know it."""
@@ -165,7 +158,8 @@ class PythonPolicy:
         except (EndEpisode, AgentError):
             raise
         except (Exception, SystemExit) as error:
-            raise AgentError(f"{_what(error)} ({place_of(error, self._agent.folder)})") from error
+            cause = error.__cause__ if isinstance(error.__cause__, SystemExit) else error  # as the executor wraps it
+            raise AgentError(f"{_what(cause)} ({place_of(cause, self._agent.folder)})") from error
         try:
             return reply_of_answer(answer)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -173,42 +167,23 @@ class PythonPolicy:
             raise AgentError(words[:500]) from error
 
     async def _run(self, given: list[Any]) -> Any:
-        agent = self._agent
-        kwargs = {} if inspect.isclass(agent.found) else agent.kwargs
-        if _is_async(agent.found):
-            if self._answer is None:
-                self._player = _make(agent)
-                self._answer = self._entered()
-            return await self._answer(*given, **kwargs)
+        entry = _entry(self._agent.found)
+        if any(inspect.iscoroutinefunction(each) for each in (entry, getattr(entry, "__call__", None))):  # noqa: B004
+            return await self._asked(given)
         if self._lane is None:
-            self._lane = EnvExecutor(f"agentgym agent {agent.target}")
+            self._lane = EnvExecutor(f"agentgym agent {self._agent.target}")
             weakref.finalize(self, self._lane.stop).atexit = False
+        return await self._lane.call(self._asked, given)
+
+    def _asked(self, given: list[Any]) -> Any:
+        """The answer. The user's object is made here too, as it may refuse another thread than that of its calls."""
+        agent = self._agent
         if self._answer is None:
-            # In the agent's own thread, as its calls: its objects may refuse other threads.
-            self._player = await self._lane.call(_make, agent)
-            self._answer = self._entered()
-        outcome = await self._lane.call(_caught, self._answer, given, kwargs)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return await outcome if inspect.isawaitable(outcome) else outcome
-
-    def _entered(self) -> Callable[..., Any]:
-        """The function to call for each turn; the environment is passed on first."""
-        if self._env is not None and hasattr(self._player, "attach"):
-            self._player.attach(*self._env)
-        return self._player.act if hasattr(self._player, "act") else self._player
-
-
-def _make(agent: PythonAgent) -> Any:
-    return agent.found(**agent.kwargs) if inspect.isclass(agent.found) else agent.found
-
-
-def _caught(function: Callable[..., Any], given: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result, or SystemExit as a value: raised, it would end the thread."""
-    try:
-        return function(*given, **kwargs)
-    except SystemExit as error:
-        return error
+            self._player = agent.found(**agent.kwargs) if self._is_class else agent.found
+            if self._env is not None and hasattr(self._player, "attach"):
+                self._player.attach(*self._env)
+            self._answer = getattr(self._player, "act", self._player)
+        return self._answer(*given, **({} if self._is_class else agent.kwargs))
 
 
 def _module(target: str) -> ModuleType:
@@ -236,11 +211,6 @@ def _entry(found: Any) -> Any:
     return getattr(found, "act", None) or (getattr(found, "__call__", None) if inspect.isclass(found) else found)  # noqa: B004
 
 
-def _is_async(found: Any) -> bool:
-    entry = _entry(found)
-    return inspect.iscoroutinefunction(entry) or inspect.iscoroutinefunction(getattr(entry, "__call__", None))  # noqa: B004
-
-
 def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
     """True if the target also takes the tools. Raises ValueError if it is nothing to call, or takes other arguments."""
     if inspect.isclass(found):
@@ -248,25 +218,24 @@ def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
             raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
         if problem := _problem(found, [], kwargs):
             raise ValueError(f"agent {target!r}: {found.__name__} cannot be made: {problem}")
-        return _takes_tools(target, _entry(found), [None], {})
+        return _takes_tools(target, partial(_entry(found), None), {})
     if not callable(_entry(found)):
         raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
     if kwargs and hasattr(found, "act"):
         raise ValueError(f"agent {target!r} is an object, not a class: it takes no kwargs, so not {', '.join(kwargs)}")
-    return _takes_tools(target, _entry(found), [], kwargs)
+    return _takes_tools(target, _entry(found), kwargs)
 
 
-def _takes_tools(target: str, entry: Callable[..., Any], bound: list[Any], kwargs: Mapping[str, Any]) -> bool:
+def _takes_tools(target: str, entry: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """By signature; a second parameter with a default and another name than "tools" is a setting of the user's own."""
     try:
         parameters = list(inspect.signature(entry).parameters.values())
     except (TypeError, ValueError):  # functions in C have no signature
         return True
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(bound) :]
-    second = places[1] if len(places) > 1 else None
-    wants = second and second.name not in kwargs and (second.default is second.empty or second.name == "tools")
-    both = bool(wants) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if problem := _problem(entry, [*bound, [], []] if both else [*bound, []], kwargs):
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wants = any(p.name not in kwargs and (p.default is p.empty or p.name == "tools") for p in places[1:2])
+    both = wants or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if problem := _problem(entry, [[], []] if both else [[]], kwargs):
         more = f" and {', '.join(kwargs)}" if kwargs else ""
         raise ValueError(f"agent {target!r} must take (messages) or (messages, tools){more}: {problem}")
     return both

@@ -11,7 +11,7 @@ from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
-from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
+from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 from agentgym.storage.files import write_json
@@ -78,23 +78,24 @@ async def rescore(
     source = f"{record['name']} of {record['created']}"
     if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:
         raise ValueError(f"{out} holds another run: choose another folder")
-    pairs = []
+    pairs: list[tuple[Cell, Path]] = []
+    plan: list[dict[str, Any]] = []
     cells = cells_of(run, record)
     ids = {cell.env.id for cell, _ in cells}
     for (cell, file), stored in zip(cells, record["cells"], strict=True):
         added = _kwargs_of(cell.env.id, kwargs or {}, ids)
         now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **added}))
         await close_env(now.env.make())
-        pairs.append((now, file, Planned(now, stored["tasks"], stored.get("first_task", ""))))
+        plan.append({**now.to_json(), "tasks": stored["tasks"], "first_task": stored.get("first_task", "")})
+        pairs.append((now, file))
     settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
-    plan = [planned for _, _, planned in pairs]
     with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
-        for cell, file, _ in pairs:
+        for cell, file in pairs:
             await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
     results = results_in(out)
     write_json(out / "results.json", results.to_json())
     write_report(out, "evaluation")
-    return [summed(cell.name, file, store.file_of(cell)) for cell, file, _ in pairs], results
+    return [summed(cell.name, file, store.file_of(cell)) for cell, file in pairs], results
 
 
 def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:

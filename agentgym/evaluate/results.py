@@ -11,7 +11,7 @@ from typing import Any
 
 from agentgym.core.trajectory import TOO_LONG, Trajectory
 from agentgym.evaluate.plan import cell_name
-from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
+from agentgym.evaluate.statistics import ClusteredMean, Interval, passes
 
 FORMAT = 1
 COMMONEST_ERRORS = 10
@@ -74,7 +74,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         success=min(max(trajectory.success, 0.0), 1.0),
         turns=len(trajectory.turns),
         seconds=trajectory.seconds,
-        usage=calls.get("usage") or usage_of(trajectory),
+        usage=usage_of(trajectory),
         requests=calls.get("requests", 0),
         retries=calls.get("retries"),
         waited=calls.get("waited", 0.0),
@@ -88,8 +88,9 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
 
 
 def usage_of(trajectory: Trajectory) -> dict[str, int]:
-    """Tokens of an episode's turns by kind: the endpoint's count, or that of the exact tokens; empty where there is neither."""
-    return summed(
+    """Tokens of an episode by kind: the endpoint's count over all tries, else that of each turn, or of its exact tokens."""
+    calls = trajectory.metadata.get("calls") or {}
+    return calls.get("usage") or summed(
         {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
         if turn.tokens and not turn.usage
         else turn.usage
@@ -238,9 +239,8 @@ def results_of(
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]
-    outcomes = _outcomes(played)
-    pass_at, pass_hat = passes(outcomes, samples)
-    at_interval, hat_interval = pass_intervals(outcomes, samples)
+    tries, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
+    pass_at, pass_hat, at_interval, hat_interval = passes([(n, successes[t]) for t, n in tries.items()], samples)
     costs = [e.cost for e in numbers if e.cost is not None]
     counted = [e.usage for e in played if e.usage]
     tagged: dict[str, list[EpisodeNumbers]] = defaultdict(list)
@@ -279,11 +279,6 @@ def results_of(
     )
 
 
-def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    episodes, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
-    return [(n, successes[task]) for task, n in episodes.items()]
-
-
 def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
     reward, success = ClusteredMean(), ClusteredMean()
     for e in numbers:
@@ -313,11 +308,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for one in counts:
-        for name, count in one.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(one)
+    return dict(total)
 
 
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:

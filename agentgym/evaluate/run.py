@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
+from agentgym.evaluate.agents import MakePolicy
 from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
-from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
+from agentgym.evaluate.store import Key, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
 from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
 from agentgym.service.client.lookup import held, told_of
@@ -34,7 +35,6 @@ from agentgym.viewer.export import write_report
 if TYPE_CHECKING:
     from agentgym.evaluate.display import LiveDisplay
 
-MakePolicy = Callable[[Episode], Policy]
 LONGEST_EXPECTED = 2000
 MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
 _ASKING = ("chat", "python")  # kinds of agents that use tokens
@@ -213,7 +213,7 @@ class _Evaluation:
     async def play(self, parts: Sequence[_Part]) -> None:
         for part in parts:
             part.left = len(part.missing())
-        batches = [self._batch(part) for part in parts if part.make_policy is not None]
+        batches = [self._batch(part, part.make_policy) for part in parts if part.make_policy is not None]
         played = run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
         try:
             await self._until_stopped(asyncio.create_task(played))
@@ -222,13 +222,13 @@ class _Evaluation:
                 if part.began is not None and part.ended is None:
                     self._finished(part)
 
-    def _batch(self, part: _Part) -> Batch:
+    def _batch(self, part: _Part, make_policy: MakePolicy) -> Batch:
         if not part.left:
             self._started(part)
             self._finished(part)
         return Batch(
             part.env.make,
-            lambda episode: self._policy(part, episode),
+            lambda episode: self._policy(part, make_policy, episode),
             part.missing(),
             lambda _, trajectory: self._ended(part, trajectory),
             replace(self.limits, max_turns=part.cell.max_turns),
@@ -269,12 +269,10 @@ class _Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    def _policy(self, part: _Part, episode: Episode) -> Policy:
-        if part.make_policy is None:
-            raise RuntimeError(f"{part.cell.name} is not part of this run, but one of its episodes was started")
+    def _policy(self, part: _Part, make_policy: MakePolicy, episode: Episode) -> Policy:
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
-        policy = part.make_policy(episode)
+        policy = make_policy(episode)
         if not _among(tries, policy) and not self._is_shared(policy):
             tries.append(policy)
             self._tries_of[id(policy)] = tries
@@ -302,7 +300,7 @@ class _Evaluation:
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
-        usage = (calls and calls.usage) or usage_of(trajectory)
+        usage = usage_of(trajectory)
         cost = self.prices.cost(model_of(part.cell.agent), usage) if self.prices is not None and usage else None
         if cost is not None:
             trajectory.metadata["cost"] = cost
@@ -342,7 +340,9 @@ class _Evaluation:
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
     """Play the missing episodes of a run folder, and write the results however they end."""
-    plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks), part.served) for part in parts]
+    plan = [
+        {**p.cell.to_json(), "tasks": len(p.tasks), "first_task": _mark(p.tasks), "served": p.served} for p in parts
+    ]
     settings = {
         "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},
         "budget": run.budget.to_json(),

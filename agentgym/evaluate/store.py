@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,22 +50,6 @@ class Stored:
     done: set[Key] = field(default_factory=set)
     failed: set[Key] = field(default_factory=set)
     spent: Spent = field(default_factory=Spent)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A cell, and what is known of it here.
-
-    Attributes:
-        tasks: how many it has.
-        mark: a digest of its first task, which differs for other data.
-        served: what the servers of its environment tell; see `agentgym.service.client.lookup.told_of`.
-    """
-
-    cell: Cell
-    tasks: int
-    mark: str = ""
-    served: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Store:
@@ -114,7 +99,7 @@ class Store:
 
 def open_store(
     path: Path,
-    plan: Sequence[Planned],
+    plan: Sequence[dict[str, Any]],
     *,
     settings: Mapping[str, Any],
     prices: Mapping[str, Any] | None = None,
@@ -124,6 +109,9 @@ def open_store(
 
     Args:
         path: the folder; its name is the run's.
+        plan: of each cell `Cell.to_json`, how many `tasks` it has, and what is known of it here: `first_task`, a digest of its
+            first task, which differs for other data, and `served`, what the servers of its environment tell; see
+            `agentgym.service.client.lookup.told_of`.
         settings: limits, budget, retries, concurrency, as JSON; they may differ from those of the last start.
 
     Raises:
@@ -253,13 +241,13 @@ def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[
             offset += len(line)
 
 
-def _folders(plan: Sequence[Planned]) -> Iterator[str]:
+def _folders(plan: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The folders of environment modules that were named by value: another process may not find them."""
-    for planned in plan:
-        env = planned.cell.env
-        module, _, name = str(env.entry_point).partition(":")
+    registered = {known.entry_point for known in registration.registry.values()}
+    for entry_point in {record["env"]["entry_point"] for record in plan} - registered:
+        module, _, name = entry_point.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
-        if name and file and env.entry_point not in {known.entry_point for known in registration.registry.values()}:
+        if name and file:
             parts = module.count(".") + (Path(file).name == "__init__.py")
             yield str(Path(file).resolve().parents[parts])
 
@@ -270,43 +258,39 @@ def _check_is_ours(path: Path) -> None:
         raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
 
 
-def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planned]) -> list[dict[str, Any]]:
+def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones."""
     cells = {record["name"]: record for record in present}
     files = {record["file"].casefold() for record in present}
-    seen: set[str] = set()
-    for planned in plan:
-        cell = planned.cell
-        if cell.name in seen:
-            raise ValueError(f"two cells are named {cell.name!r}: give agents and environments unique names")
-        seen.add(cell.name)
-        # Both sides must have gone through JSON, which makes lists of tuples.
-        record = json.loads(json.dumps(cell.to_json()))
-        extent = {"tasks": planned.tasks, "first_task": planned.mark}
-        old = cells.get(cell.name)
-        if served := planned.served or (old or {}).get("served"):
-            extent["served"] = served
+    for name, times in Counter(record["name"] for record in plan).items():
+        if times > 1:
+            raise ValueError(f"two cells are named {name!r}: give agents and environments unique names")
+    for record in json.loads(json.dumps(plan)):  # as those present, which went through JSON: it makes lists of tuples
+        old = cells.get(record["name"])
+        if served := record.pop("served", None) or (old or {}).get("served"):
+            record["served"] = served
         if old is None:
-            cells[cell.name] = {**record, **extent, "file": _file_for(cell, files)}
-            files.add(cells[cell.name]["file"].casefold())
-            continue
-        if differences := _differences(old, {**record, **extent}):
+            record["file"] = _file_for(record["name"], files)
+            files.add(record["file"].casefold())
+        elif differences := _differences(old, record):
             raise ValueError(
-                f"{path} holds {cell.name} with other settings: {'; '.join(differences)}; use the same settings, or choose"
-                " another folder"
+                f"{path} holds {record['name']} with other settings: {'; '.join(differences)}; use the same settings, or"
+                " choose another folder"
             )
-        grown = {
-            "n": None if None in (old["n"], cell.n) else max(old["n"], cell.n or 0),
-            "k": max(old["k"], cell.k),
-            "tasks": max(old["tasks"], planned.tasks),
-        }
-        cells[cell.name] = {**record, **extent, **grown, "file": old["file"]}
+        else:
+            record["n"] = None if None in (old["n"], record["n"]) else max(old["n"], record["n"])
+            record |= {
+                "k": max(old["k"], record["k"]),
+                "tasks": max(old["tasks"], record["tasks"]),
+                "file": old["file"],
+            }
+        cells[record["name"]] = record
     return list(cells.values())
 
 
-def _file_for(cell: Cell, taken: set[str]) -> str:
+def _file_for(cell: str, taken: set[str]) -> str:
     """A file name that no other cell has, on file systems too that do not tell capitals from small letters."""
-    stem = cell.file_name.removesuffix(".jsonl").encode()[:200].decode(errors="ignore")
+    stem = re.sub(r"[^\w.@+-]+", "-", cell).strip("-.").encode()[:200].decode(errors="ignore")
     names = (f"episodes/{stem}{f'-{number}' if number > 1 else ''}.jsonl" for number in range(1, len(taken) + 2))
     return next(name for name in names if name.casefold() not in taken)
 
@@ -327,7 +311,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     settings = _compared("", old["agent"]["settings"], new["agent"]["settings"])
     measured |= {name: values for name, values in settings.items() if name not in _MAY_DIFFER}
     found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
-    if not found and old.get("first_task") and new["first_task"] and old["first_task"] != new["first_task"]:
+    marks = [record.get("first_task") for record in (old, new)]
+    if not found and all(marks) and marks[0] != marks[1]:
         found.append("the data has changed: its first task is another one")
     return found
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.evaluate.compare import ComparedRun, TaskMeans, compare_read, read_compared, task_means
+from agentgym.evaluate.compare import ComparedRun, compare_read, read_compared
+from agentgym.evaluate.results import EpisodeNumbers
 from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.query import Query
 from agentgym.viewer.rows import Row, episode_numbers
@@ -97,15 +98,15 @@ def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _compared(run: Run) -> ComparedRun:
-    def tasks_of(path: Path) -> dict[str, TaskMeans]:
+    def read(path: Path) -> list[EpisodeNumbers]:
         file = run.files.get(path.stem)
         if file is None:
-            return {}
+            return []
         if file.broken:
             raise ValueError(str(file.problem))
-        return task_means(episode_numbers(row) for row in list(file.rows) if not row.superseded)
+        return [episode_numbers(row) for row in list(file.rows) if not row.superseded]
 
-    return read_compared(run.path, tasks_of)
+    return read_compared(run.path, read)
 
 
 def _advanced(runs: Runs, id: str) -> Run:

@@ -21,7 +21,7 @@ def evaluation(path, cells):
     (path / "episodes").mkdir(parents=True)
     records = []
     for one, episodes in cells:
-        file = f"episodes/{one.file_name}"
+        file = f"episodes/{one.name.replace('/', '-')}.jsonl"
         write_jsonl(path / file, episodes)
         records.append({**one.to_json(), "tasks": len({e.task_id for e in episodes}), "file": file})
     write_json(path / "run.json", {"kind": "evaluation", "format": 1, "name": path.name, "cells": records})

@@ -19,7 +19,7 @@ from agentgym.evaluate.run import MOST_REFUSALS, run_plan
 from agentgym.evaluate.store import read_cell
 from agentgym.policies.base import EndpointUsage, Reply
 
-EXPERT = agents.expert()
+EXPERT = agents.built_in("expert")
 RUNNING: Counter[str] = Counter()
 MOST: Counter[str] = Counter()
 OPEN: Counter[str] = Counter()

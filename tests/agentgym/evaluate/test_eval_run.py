@@ -85,7 +85,7 @@ class Slow(Parity):
 
 
 PARITY = EnvSpec("parity", f"{__name__}:Parity")
-EXPERT, RANDOM = agents.expert(), agents.random_agent()
+EXPERT, RANDOM = agents.built_in("expert"), agents.built_in("random")
 
 
 @pytest.fixture(autouse=True)
@@ -422,7 +422,7 @@ def test_killed_at_any_moment_and_started_again_it_is_as_if_undisturbed(tmp_path
     assert 3 <= lines() < 800, "no start was killed while it played"
     resumed = played(cells, tmp_path / "r")
     for cell in cells:
-        stored = (tmp_path / "r" / "episodes" / cell.file_name).read_bytes().splitlines()
+        stored = (tmp_path / "r" / "episodes" / f"{cell.name}.jsonl").read_bytes().splitlines()
         keys = Counter((r["task_id"], r["sample"]) for r in map(json.loads, stored))
         assert keys == {(str(task), sample): 1 for task in range(20) for sample in range(20)}
     assert comparable(resumed) == comparable(played(cells, tmp_path / "whole"))
