@@ -216,8 +216,7 @@ def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
     if inspect.isclass(found):
         if not hasattr(found, "act") and "__call__" not in dir(found):
             raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
-        if problem := _problem(found, [], kwargs):
-            raise ValueError(f"agent {target!r}: {found.__name__} cannot be made: {problem}")
+        _bind(f"agent {target!r}: {found.__name__} cannot be made", found, [], kwargs)
         return _takes_tools(target, partial(_entry(found), None), {})
     if not callable(_entry(found)):
         raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
@@ -235,20 +234,20 @@ def _takes_tools(target: str, entry: Callable[..., Any], kwargs: Mapping[str, An
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     wants = any(p.name not in kwargs and (p.default is p.empty or p.name == "tools") for p in places[1:2])
     both = wants or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if problem := _problem(entry, [[], []] if both else [[]], kwargs):
-        more = f" and {', '.join(kwargs)}" if kwargs else ""
-        raise ValueError(f"agent {target!r} must take (messages) or (messages, tools){more}: {problem}")
+    more = f" and {', '.join(kwargs)}" if kwargs else ""
+    _bind(f"agent {target!r} must take (messages) or (messages, tools){more}", entry, [None] * (1 + both), kwargs)
     return both
 
 
-def _problem(entry: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> str:
-    signature = None
+def _bind(what: str, entry: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(entry)
+    except (TypeError, ValueError):
+        return
+    try:
         signature.bind(*args, **kwargs)
-    except (TypeError, ValueError) as error:
-        return f"{error}; it takes {signature}" if signature else ""
-    return ""
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}; it takes {signature}") from error
 
 
 def _what(error: BaseException) -> str:
