@@ -8,7 +8,7 @@ from agentgym.evaluate.compare import ComparedRun, compare_read, read_compared
 from agentgym.evaluate.results import EpisodeNumbers
 from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.query import Query
-from agentgym.viewer.rows import Row, episode_numbers
+from agentgym.viewer.rows import EpisodeRow, episode_numbers
 from agentgym.viewer.run import Run, Runs
 from agentgym.viewer.summary import details, is_live, summary
 from agentgym.viewer.token_texts import token_texts
@@ -41,7 +41,7 @@ def metrics(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
     text = given.get("after") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise BadRequest(f"after is a whole number, not {text!r}")
-    records = runs.get(id).metrics.update()
+    records = runs.get(id).metrics.updated()
     return {"records": records[int(text) :], "next": max(int(text), len(records))}
 
 
@@ -69,7 +69,7 @@ def episode(runs: Runs, id: str, key: str) -> dict[str, Any]:
     return whole_episode(run, *run.episode(key))
 
 
-def whole_episode(run: Run, file: EpisodeFile, row: Row) -> dict[str, Any]:
+def whole_episode(run: Run, file: EpisodeFile, row: EpisodeRow) -> dict[str, Any]:
     """One episode with its row and the texts of its tokens."""
     record = file.record(row)
     return {"episode": record, "row": run.row_json(file, row), "tokens": token_texts(run, record)}
@@ -79,7 +79,7 @@ def growth(runs: Runs, id: str) -> dict[str, Any]:
     """The event of a run's growth: how much there is, and whether more may come."""
     run = _advanced(runs, id)
     count = sum(file.episodes for file in run.files.values())
-    return {"run": run.id, "episodes": count, "metrics": len(run.metrics.update()), "live": is_live(run)}
+    return {"run": run.id, "episodes": count, "metrics": len(run.metrics.updated()), "live": is_live(run)}
 
 
 def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class _Data:
     def add(self, run: Run, shown: dict[str, Any], rows: Iterable[Found], whole: Iterable[Found]) -> None:
         self.details[run.id] = shown
         self.runs.append({name: shown[name] for name in shown if name not in _ONLY_DETAILS})
-        self.metrics[run.id] = run.metrics.update()
+        self.metrics[run.id] = run.metrics.updated()
         self.rows[run.id] = [run.row_json(file, row) for file, row in rows]
         chosen = (answers.whole_episode(run, file, row) for file, row in whole)
         self.episodes[run.id] = {answer["row"]["key"]: answer for answer in chosen}

@@ -3,16 +3,15 @@
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentgym.storage.jsonl import finite
 from agentgym.storage.locks import lock_held
 from agentgym.viewer.index import EpisodeFile
-from agentgym.viewer.rows import Numbers, numbers_of, result_of
-from agentgym.viewer.run import STEP, Run, agent_name, json_or_none, newest, text_file
+from agentgym.viewer.rows import means_of, result_of
+from agentgym.viewer.run import STEP, Run, agent_name, newest, object_in, text_in
 
 # A training step, or an evaluation between steps, may take minutes in which nothing is written.
 WRITTEN_SECONDS = 120.0
@@ -28,7 +27,7 @@ def summary(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "kind": run.kind,
         "indexing": 1.0 if training else run.indexing,  # numbers of training are of its metrics, which are read whole
-        **(_of_training(run, run.metrics.update()) if training else _of_evaluation(run)),
+        **(_of_training(run, run.metrics.updated()) if training else _of_evaluation(run)),
         "updated": _updated(run),
         "live": is_live(run),
         "problem": problems[0] if problems else None,
@@ -49,7 +48,7 @@ def details(run: Run) -> dict[str, Any]:
         particulars = {
             "cells": [_cell(run, name, stem) for name, stem in _cells(run)],
             "steps": [],
-            "results": json_or_none(run.path / "results.json", run.path),
+            "results": object_in(run.path, "results.json"),
             "config": config,
         }
         versions = run.manifest.get("versions")
@@ -58,10 +57,10 @@ def details(run: Run) -> dict[str, Any]:
         particulars = {
             "cells": [],
             "steps": [{"cell": stem, "step": int(found[2]), "kind": found[1]} for stem, found in steps],
-            "results": json_or_none(run.path / "result.json", run.path),
-            "config": text_file(run.path / "config.yaml", run.path),
+            "results": object_in(run.path, "result.json"),
+            "config": text_in(run.path, "config.yaml") or None,
         }
-        versions = json_or_none(run.path / "versions.json", run.path)
+        versions = object_in(run.path, "versions.json")
     versions = versions if isinstance(versions, dict) else None
     return {**summary(run), **particulars, "versions": versions, "problems": run.problems}
 
@@ -81,19 +80,17 @@ def with_results(shown: dict[str, Any]) -> dict[str, Any]:
         for cell in shown["cells"]
         if (result := results.get(cell["name"]))
     ]
-    numbers = [Numbers(**{name: cell[name] for name in Numbers.__dataclass_fields__}) for cell in cells]
     sums = {name: sum(cell[name] for cell in cells) for name in ("episodes", "errors")}
-    return {**shown, **sums, "cells": cells, "indexing": 1.0, "headline": _headline(numbers)}
+    return {**shown, **sums, "cells": cells, "indexing": 1.0, "headline": _headline(cells)}
 
 
 def _of_evaluation(run: Run) -> dict[str, Any]:
-    files = run.files.items()
-    created = run.manifest.get("created")
+    created, files = run.manifest.get("created"), run.files
     return {
         "created": created if isinstance(created, int | float) else _updated(run),
-        "episodes": sum(file.episodes for _, file in files),
-        "errors": sum(file.failed for _, file in files),
-        "headline": None if run.indexing < 1.0 else _headline([_numbers(run, stem, file) for stem, file in files]),
+        "episodes": sum(file.episodes for file in files.values()),
+        "errors": sum(file.failed for file in files.values()),
+        "headline": None if run.indexing < 1.0 else _headline([_means(run, *file) for file in files.items()]),
         "envs": _unique(str(e.get("id", "")) for c in run.cells if isinstance(e := c.get("env"), dict)),
         "agents": _unique(map(agent_name, run.cells)),
     }
@@ -101,13 +98,11 @@ def _of_evaluation(run: Run) -> dict[str, Any]:
 
 def _of_training(run: Run, records: list[dict[str, Any]]) -> dict[str, Any]:
     played = [r for r in records if r.get("kind") in ("eval", "train")]
-    evals = [r for r in played if r.get("kind") == "eval"]
     headline = None
-    if evals:
-        last = evals[-1]
+    if last := next((r for r in reversed(played) if r.get("kind") == "eval"), None):
         numbers = {"value": last.get("success"), "low": last.get("low"), "high": last.get("high")}
         headline = {"label": f"success at step {last.get('step')}", **finite(numbers)}
-    env = _ENV_ID.search(text_file(run.path / "config.yaml", run.path) or "")
+    env = _ENV_ID.search(text_in(run.path, "config.yaml"))
     return {
         "created": newest([run.path / "config.yaml"]),
         "episodes": sum(_count(r, "episodes") + _count(r, "failed") for r in played),
@@ -132,25 +127,24 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _headline(numbers: Sequence[Numbers]) -> dict[str, Any] | None:
+def _headline(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The success of one cell with its interval, or the mean over several cells."""
-    cells = [cell for cell in numbers if cell.success is not None]
+    cells = [cell for cell in cells if cell["success"] is not None]
     if not cells:
         return None
     if len(cells) == 1:
-        return {"label": "success", "value": cells[0].success, "low": cells[0].low, "high": cells[0].high}
-    mean = sum(n.success or 0.0 for n in cells) / len(cells)
+        return {"label": "success", "value": cells[0]["success"], "low": cells[0]["low"], "high": cells[0]["high"]}
+    mean = sum(cell["success"] for cell in cells) / len(cells)
     return {"label": f"success, mean of {len(cells)} cells", "value": mean, "low": None, "high": None}
 
 
-def _numbers(run: Run, stem: str, file: EpisodeFile | None) -> Numbers:
+def _means(run: Run, stem: str, file: EpisodeFile | None) -> dict[str, float | None]:
     """The means of a file's episodes, updated when it has grown; empty during the first read."""
     if file is None or file.share < 1.0:
-        return Numbers()
-    state = (file.generation, len(file.rows))
-    known = run.numbers.get(stem)
+        return means_of([])
+    state, known = (file.generation, len(file.rows)), run.made.get(("means", stem))
     if known is None or known[0] != state:
-        known = run.numbers[stem] = (state, numbers_of(list(file.rows)))
+        known = run.made["means", stem] = (state, means_of(list(file.rows)))
     return known[1]
 
 
@@ -162,8 +156,8 @@ def _cells(run: Run) -> list[tuple[str, str]]:
 
 
 def _cell(run: Run, name: str, stem: str) -> dict[str, Any]:
-    cell = next((c for c in run.cells if c.get("name") == name), {})
-    env, file = cell.get("env"), run.files.get(stem)
+    cell, file = run.cell(name), run.files.get(stem)
+    env = cell.get("env")
     tasks, k = cell.get("tasks", cell.get("n")), cell.get("k")
     known = {
         "name": name,
@@ -175,7 +169,7 @@ def _cell(run: Run, name: str, stem: str) -> dict[str, Any]:
         "errors": file.failed if file else 0,
     }
     samples = k if isinstance(k, int) and k > 0 else 1
-    return {**known, **asdict(_numbers(run, stem, file)), "result": _result(run, stem, file, known, samples)}
+    return {**known, **_means(run, stem, file), "result": _result(run, stem, file, known, samples)}
 
 
 def _result(run: Run, stem: str, file: EpisodeFile | None, cell: dict[str, Any], samples: int) -> dict[str, Any] | None:
@@ -185,14 +179,11 @@ def _result(run: Run, stem: str, file: EpisodeFile | None, cell: dict[str, Any],
     """
     if file is None or not file.rows or file.share < 1.0:
         return None
-    state = (file.generation, len(file.rows))
-    known = run.results.get(stem)
-    if known is None or (known[0] != state and not (is_live(run) and _is_near(known[0], state))):
+    state, known = (file.generation, len(file.rows)), run.made.get(("result", stem))
+    generation, rows = known[0] if known else (-1, 0)
+    near = generation == file.generation and len(file.rows) - rows <= rows // 50
+    if known is None or (known[0] != state and not (near and is_live(run))):
         names = {name: cell[name] for name in ("env", "agent", "split", "planned")}
         result = {**result_of(list(file.rows), samples=samples, **names).to_json(), "name": cell["name"]}
-        known = run.results[stem] = (state, finite(result))
+        known = run.made["result", stem] = (state, finite(result))
     return known[1]
-
-
-def _is_near(before: tuple[int, int], now: tuple[int, int]) -> bool:
-    return before[0] == now[0] and now[1] - before[1] <= before[1] // 50

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentgym.viewer.run import Run, is_inside, text_file
+from agentgym.viewer.run import Run, is_inside, text_in
 
 _lock = threading.Lock()
 
@@ -47,7 +47,7 @@ def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _tokenizer_file(run: Path) -> Path | None:
-    latest = (text_file(run / "checkpoints" / "latest", run) or "").strip()
+    latest = text_in(run, "checkpoints/latest").strip()
     folders = [run / "checkpoints" / latest] if latest and "\0" not in latest else []
     for folder in [*folders, run / "model"]:
         path = folder / "tokenizer.json"
