@@ -13,9 +13,8 @@ import agentgym
 from agentgym import Env, Task
 from agentgym.core.messages import user
 from agentgym.evaluate import agents
-from agentgym.evaluate.agents import check_plays, located, policy_maker, python
+from agentgym.evaluate.agents import AgentError, check_plays, located, policy_maker, python
 from agentgym.evaluate.plan import AgentSpec
-from agentgym.evaluate.python_agent import AgentError
 from agentgym.policies.base import EndEpisode, EndpointUsage, NullPolicy
 from agentgym.policies.chat import ChatPolicy
 from agentgym.rollout.episode import Episode, run_episode, run_many
