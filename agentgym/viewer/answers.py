@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +136,14 @@ def token_decoder(run: Path) -> Callable[[int], str | None] | None:
     Args:
         run: the folder of a training run, resolved: the tokenizer is that of its latest checkpoint, or of its first model.
     """
-    path = _tokenizer_file(run)
-    if path is None:
-        return None
-    with _tokenizer_lock:
-        tokenizer = _tokenizer(path, path.stat().st_mtime_ns)
-    if tokenizer is None:
-        return None
-    return lambda id: _text(tokenizer, id)
+    latest = text_in(run, "checkpoints/latest").strip()
+    folders = [run / "checkpoints" / latest] if latest and "\0" not in latest else []
+    for path in (folder / "tokenizer.json" for folder in (*folders, run / "model")):
+        if is_inside(path, run) and path.is_file():
+            with _tokenizer_lock:
+                tokenizer = _tokenizer(path, path.stat().st_mtime_ns)
+            return None if tokenizer is None else partial(_text, tokenizer)
+    return None
 
 
 def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
@@ -154,26 +154,14 @@ def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
                 yield from (id for id in tokens.get(name) or () if isinstance(id, int))
 
 
-def _tokenizer_file(run: Path) -> Path | None:
-    latest = text_in(run, "checkpoints/latest").strip()
-    folders = [run / "checkpoints" / latest] if latest and "\0" not in latest else []
-    for folder in [*folders, run / "model"]:
-        path = folder / "tokenizer.json"
-        if is_inside(path, run) and path.is_file():
-            return path
-    return None
-
-
 @lru_cache(maxsize=4)
 def _tokenizer(path: Path, written: int) -> Any:
     """The tokenizer in a file; `written` makes a new file a new one. None if it cannot be made."""
     try:
         from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    try:
+
         return Tokenizer.from_file(str(path))
-    except Exception:  # the package raises nothing narrower
+    except Exception:  # it is not installed, or refuses the file: it raises nothing narrower
         return None
 
 

@@ -177,11 +177,7 @@ class EpisodeFile(GrowingFile):
         self.rows.append(row)
 
     def record(self, row: EpisodeRow) -> dict[str, Any]:
-        """The stored episode of a row.
-
-        Raises:
-            NotServed: the line is no longer there.
-        """
+        """The stored episode of a row. Raises NotServed if the line is no longer there."""
         try:
             with open_regular(self.path) as file:
                 file.seek(row.start)
@@ -217,11 +213,7 @@ def _signature(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file opened for reading; a pipe or a device, which could hold the reader up for ever, is refused.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """The file opened for reading. Raises OSError, also for a pipe or a device, which could hold the reader up for ever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -230,11 +222,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parsed(line: bytes) -> Any:
-    """The value of a line of JSON. NaN and infinities, which a browser would refuse, become None.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """The value of a line of JSON, else ValueError. NaN and infinities, which a browser would refuse, become None."""
     try:
         return json.loads(line, parse_constant=lambda _: None)
     except RecursionError as error:

@@ -52,11 +52,7 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        """The query that an address asks. Empty values are left out.
-
-        Raises:
-            ValueError: an unknown name or invalid value; the message lists the valid ones.
-        """
+        """The query that an address asks. Raises ValueError, which lists the valid names or values, for others."""
         known = {f.name: str(f.type) for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, text in given.items():

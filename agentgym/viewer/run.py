@@ -136,11 +136,7 @@ class Run:
         ]
 
     def episode(self, key: str) -> tuple[EpisodeFile, EpisodeRow]:
-        """The file and the row of a key.
-
-        Raises:
-            NotServed: there is no such episode.
-        """
+        """The file and the row of a key. Raises NotServed if there is no such episode."""
         stem, _, start = key.rpartition(":")
         file = self.files.get(stem)
         row = file.row_at(int(start)) if file and start.isascii() and start.isdigit() and len(start) < 20 else None
@@ -192,11 +188,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def small_file(folder: Path, name: str) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        OSError: it cannot be read, is too large, or is outside the folder.
-    """
+    """The content of a small file. Raises OSError if it cannot be read, is too large, or is outside the folder."""
     if not is_inside(folder / name, folder):
         raise OSError("it is outside the run's folder")
     with open_regular(folder / name) as file:
@@ -299,11 +291,7 @@ class Runs:
 
 
 def roots_of(paths: Sequence[Path]) -> list[Path]:
-    """The folders that were named, resolved.
-
-    Raises:
-        UsageError: one is not there, or is no folder.
-    """
+    """The folders that were named, resolved. Raises UsageError if one is not there, or is no folder."""
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no folder {path}")
