@@ -1,16 +1,4 @@
-"""Agents: a command line becomes an `AgentSpec`, which makes the policy of each episode.
-
-A user's own agent in Python, named `package.module:name`, may be
-
-- a class with `act(messages, tools)`: made once for each episode, with the agent's kwargs;
-- an object with `act(messages, tools)`: one for all episodes, many at a time;
-- a function of `(messages)` or `(messages, tools)`, which gets the kwargs with every call. So does a class or an object that
-  is called.
-
-All may be `def` or `async def`. A `def` runs in a thread per episode, so that it never blocks the others. The answer is
-described by `reply_of_answer`. Raising `EndEpisode` ends the episode; anything else that is raised fails it, and the error
-names the place in the user's file.
-"""
+"""Agents: a command line becomes an `AgentSpec`, which makes the policy of each episode."""
 
 from __future__ import annotations
 
@@ -111,7 +99,15 @@ def scripted_file(script: str | Path, name: str | None = None) -> AgentSpec:
 
 
 def python(agent: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
-    """The user's own agent, `pkg.mod:run`; see the head of this module for what it may be."""
+    """The user's own agent, named `package.module:name`. It may be
+
+    - a class with `act(messages, tools)`: made once for each episode, with the agent's kwargs;
+    - an object with `act(messages, tools)`: one for all episodes, many at a time;
+    - a function of `(messages)` or `(messages, tools)`, or a class or an object that is called: kwargs come with every call.
+
+    All may be `def`, which runs in a thread per episode and never blocks the others, or `async def`. `reply_of_answer` says what
+    an answer may be. `EndEpisode` ends the episode; anything else that is raised fails it, and the error names the user's line.
+    """
     return AgentSpec(name or agent, "python", {"target": agent, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
@@ -226,12 +222,11 @@ def _langchain_reply(said: Any) -> Reply:
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
         content = "".join(part.get("text", "") for part in parts if part.get("type") == "text")
     message: Message = {"role": "assistant", "content": content}
-    if calls := getattr(said, "tool_calls", None):
-        functions = ({"name": c["name"], "arguments": json.dumps(c["args"], ensure_ascii=False)} for c in calls)
-        ids = (call.get("id") or "" for call in calls)
-        message["tool_calls"] = [
-            {"id": i, "type": "function", "function": f} for i, f in zip(ids, functions, strict=True)
-        ]
+    for call in getattr(said, "tool_calls", None) or ():
+        function = {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+        message.setdefault("tool_calls", []).append(
+            {"id": call.get("id") or "", "type": "function", "function": function}
+        )
     finish = (getattr(said, "response_metadata", None) or {}).get("finish_reason")
     counted = getattr(said, "usage_metadata", None) or {}
     usage = {
@@ -256,7 +251,6 @@ class PythonAgent:
     """A target that was found and fits.
 
     Attributes:
-        target: how the user named it.
         found: the class, object or function itself.
         kwargs: of the class, or of every call of a function.
         with_tools: whether it takes the tools beside the messages.

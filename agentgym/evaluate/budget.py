@@ -1,8 +1,4 @@
-"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale.
-
-my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per million tokens
-"provider/*": {input: 3, output: 15}
-"""
+"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale."""
 
 import fnmatch
 import math
@@ -118,7 +114,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits."""
+    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits.
+
+    A table is `my-model: {input: 0.15, output: 0.60, cached_input: 0.075}`, US dollars per million tokens.
+    """
 
     by_model: Mapping[str, Price]
 

@@ -120,17 +120,6 @@ MOST_CHANGED = 10
 
 
 @dataclass(frozen=True)
-class TaskChange:
-    """A task on which the two runs differ: its mean success and reward in each."""
-
-    task: str
-    success_a: float
-    success_b: float
-    reward_a: float
-    reward_b: float
-
-
-@dataclass(frozen=True)
 class CellComparison:
     """One environment in both runs; for the fields see docs/evaluation.md."""
 
@@ -145,7 +134,7 @@ class CellComparison:
     errors_b: int
     only_a: int
     only_b: int
-    changed: list[TaskChange]
+    changed: list[dict[str, Any]]
     notes: list[str]
 
 
@@ -168,7 +157,7 @@ def compare_runs(a: Path | str, b: Path | str) -> Comparison:
 
     Cells with the same agent belong together; where one cell of an environment is left in each run, these two do.
     """
-    return compare_read(read_compared(Path(a)), read_compared(Path(b)))
+    return compare_all([a, b])[0]
 
 
 def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
@@ -236,14 +225,22 @@ def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequ
     return found
 
 
-def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[TaskChange]:
+def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks whose means differ most: `task`, `success_a`, `success_b`, `reward_a`, `reward_b`."""
     changes = []
     for task in both:
-        values = [cell.mean(task, measure) or 0.0 for measure in ("success", "reward") for cell in (a, b)]
-        if values[0] != values[1] or values[2] != values[3]:
-            changes.append(TaskChange(task, *values))
-    changes.sort(key=lambda c: (-abs(c.success_b - c.success_a), -abs(c.reward_b - c.reward_a), c.task))
-    return changes[:MOST_CHANGED]
+        means = {
+            f"{name}_{ab}": c.mean(task, name) or 0.0
+            for name in ("success", "reward")
+            for ab, c in (("a", a), ("b", b))
+        }
+        changes.append({"task": task, **means})
+
+    def size(change: dict[str, Any]) -> tuple[float, float]:
+        return abs(change["success_b"] - change["success_a"]), abs(change["reward_b"] - change["reward_a"])
+
+    changes.sort(key=lambda change: (*(-difference for difference in size(change)), change["task"]))
+    return [change for change in changes[:MOST_CHANGED] if any(size(change))]
 
 
 def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
@@ -340,7 +337,7 @@ def _below(cell: CellComparison, alone: bool) -> list[RenderableType]:
     heading = Text(f"\n{name}the tasks that changed most", style="bold")
     table = grid("task", ["success a", "b", "reward a", "b"])
     for change in cell.changed[:CHANGES_SHOWN]:
-        shares, rewards = (change.success_a, change.success_b), (change.reward_a, change.reward_b)
-        texts = [cut(one_line(change.task), TASK_WIDTH), *map(percent, shares), *map(number, rewards)]
+        shares, rewards = ([change[f"{name}_{which}"] for which in "ab"] for name in ("success", "reward"))
+        texts = [cut(one_line(change["task"]), TASK_WIDTH), *map(percent, shares), *map(number, rewards)]
         table.add_row(*map(Text, texts))
     return [*notes, heading, table]

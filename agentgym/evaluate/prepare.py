@@ -104,14 +104,8 @@ _SHOWN = 8
 async def probe(base_url: str, models: Sequence[str], api_key: str | None = None) -> str | None:
     """Ask an endpoint for its models; one that lists none is asked for one token by each model instead.
 
-    Args:
-        api_key: None: the environment variable OPENAI_API_KEY, if set.
-
-    Returns:
-        Why nothing is known of the endpoint, though it may work (it is busy); None where all is well.
-
-    Raises:
-        ValueError: nothing answers there, the key is refused, it is no chat endpoint, or it does not have a model.
+    Returns why nothing is known of the endpoint, though it may work (it is busy), or None. Raises ValueError if nothing answers
+    there, the key (default: OPENAI_API_KEY) is refused, it is no chat endpoint, or it does not have a model.
     """
     import aiohttp
 

@@ -1,6 +1,6 @@
 """Grades stored episodes again: replays their replies in the current environments."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -80,7 +80,10 @@ async def rescore(
     cells = cells_of(run, record)
     ids = {cell.env.id for cell, _ in cells}
     for (cell, file), stored in zip(cells, record["cells"], strict=True):
-        added = _kwargs_of(cell.env.id, kwargs or {}, ids)
+        own = (kwargs or {}).get(cell.env.id, {})
+        if not isinstance(own, Mapping):
+            raise ValueError(f"the kwargs of {cell.env.id!r} alone must be an object, not {own!r}")
+        added = {key: value for key, value in (kwargs or {}).items() if key not in ids} | dict(own)
         now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **added}))
         await close_env(now.env.make())
         plan.append({**now.to_json(), "tasks": stored["tasks"], "first_task": stored.get("first_task", "")})
@@ -93,13 +96,6 @@ async def rescore(
     write_json(out / "results.json", results.to_json())
     write_report(out, "evaluation")
     return [_summed(cell, store.file_of(cell)) for cell, _ in pairs], results
-
-
-def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
-    own = kwargs.get(id, {})
-    if not isinstance(own, Mapping):
-        raise ValueError(f"the kwargs of {id!r} alone must be an object, not {own!r}")
-    return {**{key: value for key, value in kwargs.items() if key not in ids}, **own}
 
 
 async def _rescore_cell(

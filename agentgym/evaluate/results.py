@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -115,15 +116,6 @@ class Part:
     success_with_errors: float | None = None
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Episodes by reward, in equal ranges from low to high; one range where all rewards are equal."""
-
-    low: float
-    high: float
-    counts: list[int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CellResult(Part):
     """The results of one agent on one environment; for the fields see docs/evaluation.md. Failed episodes are in no mean."""
@@ -152,18 +144,13 @@ class CellResult(Part):
     agent_failures: dict[str, int] = field(default_factory=dict)
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
-    rewards: Histogram | None = None
+    rewards: dict[str, Any] | None = None
     seconds: float = 0.0
     asked: int | None = None
 
     @property
     def name(self) -> str:
         return cell_name(self.env, self.split, self.agent)
-
-    @property
-    def cut_words(self) -> str:
-        """ "12 x length, 1 x context"."""
-        return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
 
     @property
     def much_cut(self) -> bool:
@@ -183,8 +170,6 @@ class CellResult(Part):
             values[f"{key}_interval"] = {int(k): (low, high) for k, (low, high) in intervals.items()}
         for key in ("by_tag", "by_difficulty"):
             values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
-        if values.get("rewards"):
-            values["rewards"] = Histogram(**values["rewards"])
         return cls(**values)
 
 
@@ -202,10 +187,6 @@ class Results:
     cells: list[CellResult]
     stopped: str | None = None
     seconds: float = 0.0
-
-    @property
-    def complete(self) -> bool:
-        return all(cell.episodes == cell.planned for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
         rest = {"name": self.name, "stopped": self.stopped, "seconds": self.seconds}
@@ -315,10 +296,16 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
+    def order(e: EpisodeNumbers) -> tuple[int, float, str]:
+        if not isinstance(e.difficulty, str):
+            return 0, float(e.difficulty or 0), ""
+        known = e.difficulty.lower()
+        return 1, _LEVELS.index(known) if known in _LEVELS else len(_LEVELS), e.difficulty
+
     rated = [e for e in numbers if e.difficulty is not None]
     name = _difficulty_names([v for v in {e.difficulty for e in rated} if v is not None])
     found: dict[str, list[EpisodeNumbers]] = defaultdict(list)
-    for e in sorted(rated, key=lambda e: _difficulty_order(e.difficulty)):
+    for e in sorted(rated, key=order):
         found[name(e.difficulty)].append(e)
     return found
 
@@ -330,33 +317,21 @@ def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
     ordered = sorted(v for v in values if not isinstance(v, str))
     ranges = MOST_DIFFICULTIES // 2
     edges = [i * len(ordered) // ranges for i in range(ranges + 1)]
-    names = {}
-    for first, end in pairwise(edges):
-        for value in ordered[first:end]:
-            names[value] = f"{ordered[first]:g} to {ordered[end - 1]:g}"
-    return lambda value: names[value]
+    texts = {edge: f"{ordered[edge]:g} to {ordered[end - 1]:g}" for edge, end in pairwise(edges)}
+    return lambda value: texts[edges[bisect_right(edges, bisect_left(ordered, value)) - 1]]
 
 
-def _difficulty_order(value: str | float | None) -> tuple[int, float, str]:
-    if isinstance(value, str):
-        known = value.lower()
-        named = _LEVELS.index(known) if known in _LEVELS else len(_LEVELS)
-        return 1, named, value
-    return 0, float(value or 0), ""
-
-
-def _histogram(rewards: Sequence[float]) -> Histogram | None:
+def _histogram(rewards: Sequence[float]) -> dict[str, Any] | None:
+    """Episodes by reward, in equal ranges from low to high; one range where all rewards are equal."""
     if not rewards:
         return None
     low, high = min(rewards), max(rewards)
-    if high == low:
-        return Histogram(low, high, [len(rewards)])
-    counts = [0] * HISTOGRAM_BINS
-    for reward in rewards:
+    counts = [0] * HISTOGRAM_BINS if high > low else [len(rewards)]
+    for reward in rewards if high > low else ():
         # Halves, so that the distance between the ends of what a float can hold is one too.
         share = (reward / 2 - low / 2) / (high / 2 - low / 2)
         counts[min(int(share * HISTOGRAM_BINS), HISTOGRAM_BINS - 1)] += 1
-    return Histogram(low, high, counts)
+    return {"low": low, "high": high, "counts": counts}
 
 
 # Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for.

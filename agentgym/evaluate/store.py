@@ -34,8 +34,6 @@ from agentgym.storage.locks import hold
 
 FORMAT = 1
 Key = tuple[str, int]  # of an episode in its cell: the task's id and the sample
-
-# Addresses and patience do not change a model's answers: a server may come back on another port.
 _MAY_DIFFER = ASKING | {"base_url"}
 
 
@@ -90,7 +88,6 @@ class Store:
 
     def _open(self, cell: Cell) -> tuple[int, int]:
         path = self.file_of(cell)
-        path.parent.mkdir(exist_ok=True)
         mend(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
@@ -121,7 +118,9 @@ def open_store(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _check_is_ours(path)
+        others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
+        if others and "run.json" not in others:
+            raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
         lock = hold(path)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({error.strerror}): choose another folder") from error
@@ -168,11 +167,7 @@ def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
 
 
 def scan(path: Path) -> Stored:
-    """Read a file of episodes once from end to end; only keys and sums stay in memory.
-
-    Raises:
-        ValueError: a line other than the last is broken.
-    """
+    """Read a file of episodes once from end to end; only keys and sums stay in memory. Raises as `effective`."""
     found = Stored()
     for _, record in _records(path):
         key = (record["task_id"], record["sample"])
@@ -185,8 +180,7 @@ def scan(path: Path) -> Stored:
 def effective(path: Path) -> Iterator[Trajectory]:
     """The effective episodes of a file, one at a time, in the order of their lines; none where there is no file.
 
-    Raises:
-        ValueError: a line other than the last is broken.
+    Raises ValueError for a broken line before the last.
     """
     # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
     chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
@@ -252,12 +246,6 @@ def _folders(plan: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield str(Path(file).resolve().parents[parts])
 
 
-def _check_is_ours(path: Path) -> None:
-    others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
-    if others and "run.json" not in others:
-        raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
-
-
 def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones."""
     cells = {record["name"]: record for record in present}
@@ -308,8 +296,9 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         told = ({key: value for key, value in one[name].items() if key != "source"} for one in (was, now))
         measured |= _compared(f"the server's {name}", *told)
     measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
-    settings = _compared("", old["agent"]["settings"], new["agent"]["settings"])
-    measured |= {name: values for name, values in settings.items() if name not in _MAY_DIFFER}
+    # Addresses and patience do not change a model's answers: a server may come back on another port.
+    was, now = ({k: v for k, v in one["agent"]["settings"].items() if k not in _MAY_DIFFER} for one in (old, new))
+    measured |= _compared("", was, now)
     found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
     marks = [record.get("first_task") for record in (old, new)]
     if not found and all(marks) and marks[0] != marks[1]:

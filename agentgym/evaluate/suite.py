@@ -1,17 +1,4 @@
-"""A suite: everything `agentgym eval` plays, read from a YAML file or made from the command line.
-
-name: small                     # of the run's folder; default: the file's name
-n: 50                           # tasks of each environment, the first of the split; default 100, or all
-k: 4                            # episodes of each task
-concurrency: 32
-limits: {cost: 2.5, seconds: 3600}
-agents:
-  - {model: my-model, base_url: "http://localhost:8000/v1", temperature: 0.7}
-  - policy: expert
-envs:
-  - frozen_lake
-  - {id: gsm8k, kwargs: {data: own}, n: 20, agents: [my-model]}
-"""
+"""A suite: everything `agentgym eval` plays, read from a YAML file (`examples/suite.yaml` is one) or made from the command line."""
 
 import inspect
 import os
@@ -43,14 +30,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE, "shuffle": _SWITCH}
 _SUITE = {
-    "name": _TEXT,
+    **dict.fromkeys(("name", "prices"), _TEXT),
     **_EXTENT,
-    "concurrency": _WHOLE,
-    "retries": _WHOLE,
-    "limits": _TABLE,
-    "prices": _TEXT,
-    "agents": _LIST,
-    "envs": _LIST,
+    **dict.fromkeys(("concurrency", "retries"), _WHOLE),
+    **{"limits": _TABLE, "agents": _LIST, "envs": _LIST},
 }
 _ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "tasks": _LIST, "agents": _LIST}
 _AGENT = {
@@ -94,11 +77,7 @@ class Suite:
 
 
 def read_suite(path: Path) -> dict[str, Any]:
-    """The object in a YAML file. Files that it names are found from its own folder on.
-
-    Raises:
-        ValueError: there is no such file, or it holds no table, or names a key twice.
-    """
+    """The object in a YAML file. Files that it names are found from its own folder on. Raises as `read_values`."""
     record = read_values(path)
     if not isinstance(record, dict):
         raise ValueError(f"{path}: a suite is a table with agents and envs, not {record!r:.60}")
@@ -144,16 +123,10 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
 def suite_in(path: Path) -> Suite:
     """The suite that a run folder was made for, to go on with it."""
     record = read_run(path)
-    settings, prices = record["settings"], record["prices"]
-    return Suite(
-        name=record["name"],
-        cells=tuple(cell for cell, _ in cells_of(path, record)),
-        concurrency=settings["concurrency"],
-        retries=settings["retries"],
-        limits=Limits(**settings["limits"]),
-        budget=Budget(**settings["budget"]),
-        prices=None if prices is None else Prices.from_json(prices),
-    )
+    settings, prices = record["settings"], record["prices"] and Prices.from_json(record["prices"])
+    cells = tuple(cell for cell, _ in cells_of(path, record))
+    limits, budget = Limits(**settings["limits"]), Budget(**settings["budget"])
+    return Suite(record["name"], cells, settings["concurrency"], settings["retries"], limits, budget, prices)
 
 
 def _agent_of(entry: Any) -> AgentSpec:
