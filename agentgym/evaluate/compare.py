@@ -86,9 +86,8 @@ def read_compared(path: Path, read: Read = _stored) -> ComparedRun:
         return ComparedRun(str(path), _cells_of(read_jsonl(last), f"step {int(step)}" if step.isdigit() else last.stem))
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    raise ValueError(
-        f"{path} holds nothing to compare: neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
-    )
+    neither = "neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
+    raise ValueError(f"{path} holds nothing to compare: {neither}")
 
 
 def _evaluated(record: dict[str, Any], episodes: Iterable[EpisodeNumbers]) -> ComparedCell:

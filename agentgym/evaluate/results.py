@@ -164,10 +164,9 @@ class CellResult(Part):
     def from_json(cls, record: Mapping[str, Any]) -> "CellResult":
         """The reverse of `to_json`; keys that other versions write are passed over."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name in record}
-        for key in ("pass_at", "pass_hat"):
-            values[key] = {int(k): share for k, share in values[key].items()}
-            intervals = values.get(f"{key}_interval", {})
-            values[f"{key}_interval"] = {int(k): (low, high) for k, (low, high) in intervals.items()}
+        for key in ("pass_at", "pass_hat", "pass_at_interval", "pass_hat_interval"):
+            by_k = values.get(key, {}).items()
+            values[key] = {int(k): tuple(value) if isinstance(value, list) else value for k, value in by_k}
         for key in ("by_tag", "by_difficulty"):
             values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
         return cls(**values)

@@ -154,7 +154,7 @@ class _Part:
 
     Attributes:
         env: the cell's, which stays what its servers make as the run begins.
-        served: what servers tell of it.
+        known: what is known of it here, as `open_store` takes it.
         done: its episodes that are stored; `fresh`: all that are stored were played now, and have their `numbers`.
         left: episodes to play.
     """
@@ -163,7 +163,7 @@ class _Part:
     env: EnvSpec
     make_policy: MakePolicy | None
     tasks: dict[str, Task]
-    served: dict[str, Any]
+    known: dict[str, Any]
     done: set[Key] = field(default_factory=set)
     fresh: bool = True
     numbers: list[EpisodeNumbers] = field(default_factory=list)
@@ -291,11 +291,8 @@ class _Evaluation:
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
         usage = usage_of(trajectory)
-        cost = (
-            self.suite.prices.cost(model_of(part.cell.agent), usage)
-            if self.suite.prices is not None and usage
-            else None
-        )
+        prices = self.suite.prices
+        cost = prices.cost(model_of(part.cell.agent), usage) if prices is not None and usage else None
         if cost is not None:
             trajectory.metadata["cost"] = cost
         trajectory.metadata["ended"] = time.time()
@@ -335,11 +332,7 @@ class _Evaluation:
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
     """Play the missing episodes of a run folder, and write the results however they end."""
     suite = run.suite
-    marks = (_mark(next(iter(part.tasks.values()))) for part in parts)
-    plan = [
-        {**part.cell.to_json(), "tasks": len(part.tasks), "first_task": mark, "served": part.served}
-        for part, mark in zip(parts, marks, strict=True)
-    ]
+    plan = [{**part.cell.to_json(), **part.known} for part in parts]
     settings = {
         "limits": {name: value for name, value in vars(suite.limits).items() if name != "max_turns"},
         "budget": suite.budget.to_json(),
@@ -403,22 +396,21 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
         found[task.id] = task
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
-    return _Part(cell, held(cell.env), make_policy, found, told_of(cell.env, cell.split))
-
-
-def _mark(first: Task) -> str:
-    """A digest of the first task: the same for any number of tasks of the same data."""
-    return hashlib.sha256(line_of([first.id, first.messages, first.answer, first.seed]).encode()).hexdigest()[:16]
+    first = next(iter(found.values()))
+    line = line_of([first.id, first.messages, first.answer, first.seed])
+    mark = hashlib.sha256(line.encode()).hexdigest()[:16]  # the same for any number of tasks of the same data
+    known = {"tasks": len(found), "first_task": mark, "served": told_of(cell.env, cell.split)}
+    return _Part(cell, held(cell.env), make_policy, found, known)
 
 
 def _labels(task: Task) -> dict[str, Any]:
     """The labels that results are grouped by, and the expected answer; of a long one, the start of its JSON."""
     named = {name: task.metadata.get(name) for name in ("tags", "difficulty")}
     labels = {name: label for name, label in named.items() if label not in (None, [], ())}
-    if task.answer is None:
-        return labels
-    line = line_of(task.answer)
-    return {**labels, "expected": task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]}
+    if task.answer is not None:
+        line = line_of(task.answer)
+        labels["expected"] = task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]
+    return labels
 
 
 def model_of(agent: AgentSpec) -> str:

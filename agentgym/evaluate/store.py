@@ -80,10 +80,8 @@ class Store:
                 written += os.write(descriptor, line[written:])
         except OSError as error:
             os.ftruncate(descriptor, size)
-            raise StoreError(
-                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; earlier episodes are safe:"
-                " free disk space and run the same command again"
-            ) from error
+            safe = "earlier episodes are safe: free disk space and run the same command again"
+            raise StoreError(f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; {safe}") from error
         self._files[cell.name] = (descriptor, size + len(line))
 
     def _open(self, cell: Cell) -> tuple[int, int]:
@@ -105,7 +103,6 @@ def open_store(
     """Make a run folder, or take up the one that is there: its cells, and those of `plan` that it does not have yet.
 
     Args:
-        path: the folder; its name is the run's.
         plan: of each cell `Cell.to_json`, how many `tasks` it has, and what is known of it here: `first_task`, a digest of its
             first task, which differs for other data, and `served`, what the servers of its environment tell; see
             `agentgym.service.client.lookup.told_of`.
@@ -261,10 +258,8 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[s
             record["file"] = _file_for(record["name"], files)
             files.add(record["file"].casefold())
         elif differences := _differences(old, record):
-            raise ValueError(
-                f"{path} holds {record['name']} with other settings: {'; '.join(differences)}; use the same settings, or"
-                " choose another folder"
-            )
+            found = f"{record['name']} with other settings: {'; '.join(differences)}"
+            raise ValueError(f"{path} holds {found}; use the same settings, or choose another folder")
         else:
             record["n"] = None if None in (old["n"], record["n"]) else max(old["n"], record["n"])
             record |= {

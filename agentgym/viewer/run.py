@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,10 +220,8 @@ def newest(paths: Iterable[Path]) -> float:
     """The time of the last write to these files, in unix seconds; 0 if none exists."""
     times = [0.0]
     for path in paths:
-        try:
+        with suppress(OSError):
             times.append(path.stat().st_mtime)
-        except OSError:
-            continue
     return max(times)
 
 
