@@ -9,7 +9,7 @@ import json
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,20 +155,15 @@ def _generator(episode: Episode) -> random.Random:
 
 
 def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) -> MakePolicy:
-    for where, answer in _answers_of(answers):
-        try:
-            assistant(answer)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the script's answer {where}: {error}") from error
+    for task, script in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
+        if not isinstance(script, list | tuple):
+            raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {script!r:.80}")
+        for number, answer in enumerate(script, start=1):
+            try:
+                assistant(answer)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"the script's answer {f'{task} {number}'.strip()}: {error}") from error
     return lambda episode: ScriptedPolicy(answers.get(episode.task.id, ()) if isinstance(answers, Mapping) else answers)
-
-
-def _answers_of(answers: Any) -> Iterator[tuple[str, Any]]:
-    for place, listed in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
-        if not isinstance(listed, list | tuple):
-            raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {listed!r:.80}")
-        for number, answer in enumerate(listed, start=1):
-            yield f"{place} {number}".strip(), answer
 
 
 def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakePolicy:

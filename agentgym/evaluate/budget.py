@@ -164,13 +164,12 @@ def _price(where: str, fields: Any) -> Price:
             f"{where}: {{input: $, output: $}} is needed, US dollars per million tokens, not {fields!r:.80}"
         )
     names = tuple(Price.__dataclass_fields__)
-    for name, value in fields.items():
+    for name in (*fields, "input", "output"):
+        value = fields.get(name)
         if name not in names:
             raise ValueError(f"{where}: no field {name!r}{instead(str(name), names)}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")
-    for name in ("input", "output"):
         if name not in fields:
             raise ValueError(f"{where}: {name} is missing (US dollars per million tokens)")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")
     return Price(**{str(name): float(value) for name, value in fields.items()})

@@ -52,17 +52,11 @@ class ComparedCell:
         return sum(values) / len(values) if values else None
 
 
-@dataclass
-class ComparedRun:
-    path: str
-    cells: list[ComparedCell]
-
-
 def _stored(file: Path) -> Iterable[EpisodeNumbers]:
     return map(numbers_of, effective(file))
 
 
-def read_compared(path: Path, read: Read = _stored) -> ComparedRun:
+def read_compared(path: Path, read: Read = _stored) -> list[ComparedCell]:
     """A run to compare: an evaluation's folder, a training run's (its last evaluation), or a file of trajectories.
 
     Args:
@@ -74,16 +68,12 @@ def read_compared(path: Path, read: Read = _stored) -> ComparedRun:
     if path.is_file() and path.suffix == ".json":
         raise ValueError(f"{path} is not a file of episodes (.jsonl): name the run's folder, {path.parent}")
     if path.is_file():
-        return ComparedRun(str(path), _cells_of(effective(path), path.stem.rpartition("@")[2]))
+        return _cells_of(effective(path), path.stem.rpartition("@")[2])
     if (path / "run.json").is_file():
-        return ComparedRun(
-            str(path), [_evaluated(record, read(path / record["file"])) for record in read_run(path)["cells"]]
-        )
-    evaluations = sorted((path / "trajectories").glob("eval-*.jsonl"))
-    if evaluations:
-        last = evaluations[-1]
-        step = last.stem.removeprefix("eval-")
-        return ComparedRun(str(path), _cells_of(read_jsonl(last), f"step {int(step)}" if step.isdigit() else last.stem))
+        return [_evaluated(record, read(path / record["file"])) for record in read_run(path)["cells"]]
+    if evaluations := sorted((path / "trajectories").glob("eval-*.jsonl")):
+        step = evaluations[-1].stem.removeprefix("eval-")
+        return _cells_of(read_jsonl(evaluations[-1]), f"step {int(step)}" if step.isdigit() else f"eval-{step}")
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     neither = "neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
@@ -159,17 +149,17 @@ def compare_runs(a: Path | str, b: Path | str) -> Comparison:
     return compare_all([a, b])[0]
 
 
-def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
-    """Each run against the first, which is read once. Raises as `compare_runs`."""
-    first, *others = [read_compared(Path(path)) for path in paths]
-    return [compare_read(first, other) for other in others]
+def compare_all(paths: Sequence[Path | str], read: Read = _stored) -> list[Comparison]:
+    """Each run against the first, which is read once. Arguments as in `read_compared`; raises as `compare_runs`."""
+    (first, a), *others = [(str(path), read_compared(Path(path), read)) for path in paths]
+    return [_comparison(first, a, path, b) for path, b in others]
 
 
-def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
-    pairs = _pairs(a.cells, b.cells)
-    only_a = [cell.name for cell in a.cells if all(cell is not mine for mine, _ in pairs)]
-    only_b = [cell.name for cell in b.cells if all(cell is not theirs for _, theirs in pairs)]
-    return Comparison(a.path, b.path, [_compared(mine, theirs) for mine, theirs in pairs], only_a, only_b)
+def _comparison(first: str, a: Sequence[ComparedCell], second: str, b: Sequence[ComparedCell]) -> Comparison:
+    pairs = _pairs(a, b)
+    only_a = [cell.name for cell in a if all(cell is not mine for mine, _ in pairs)]
+    only_b = [cell.name for cell in b if all(cell is not theirs for _, theirs in pairs)]
+    return Comparison(first, second, [_compared(mine, theirs) for mine, theirs in pairs], only_a, only_b)
 
 
 def _pairs(a: Sequence[ComparedCell], b: Sequence[ComparedCell]) -> list[tuple[ComparedCell, ComparedCell]]:

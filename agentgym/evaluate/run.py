@@ -171,10 +171,6 @@ class _Part:
     began: float | None = None
     ended: float | None = None
 
-    @property
-    def total(self) -> int:
-        return len(self.tasks) * self.cell.k
-
     def missing(self) -> list[Episode]:
         pairs = ((task, sample) for task in self.tasks.values() for sample in range(self.cell.k))
         return [Episode(t, s, self.cell.seed + s) for t, s in pairs if (t.id, s) not in self.done]
@@ -229,7 +225,8 @@ class _Evaluation:
     def _started(self, part: _Part) -> None:
         part.began = time.monotonic()
         if self.watch is not None:
-            self.watch.started(part.cell, part.total, part.total - part.left)
+            total = len(part.tasks) * part.cell.k
+            self.watch.started(part.cell, total, total - part.left)
 
     def _finished(self, part: _Part) -> None:
         part.ended = time.monotonic()

@@ -72,7 +72,12 @@ class Store:
 
     def append(self, cell: Cell, trajectory: Trajectory) -> None:
         """Store an episode that has ended. After a StoreError the file is as it was before."""
-        descriptor, size = self._files.get(cell.name) or self._open(cell)
+        if cell.name not in self._files:
+            path = self.file_of(cell)
+            mend(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
+        descriptor, size = self._files[cell.name]
         line = line_of(trajectory.to_json()).encode()
         try:
             written = os.write(descriptor, line)
@@ -83,13 +88,6 @@ class Store:
             safe = "earlier episodes are safe: free disk space and run the same command again"
             raise StoreError(f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; {safe}") from error
         self._files[cell.name] = (descriptor, size + len(line))
-
-    def _open(self, cell: Cell) -> tuple[int, int]:
-        path = self.file_of(cell)
-        mend(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
-        return self._files[cell.name]
 
 
 def open_store(
@@ -280,33 +278,25 @@ def _file_for(cell: str, taken: set[str]) -> str:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences in what is measured: "seed was 0, is now 1"."""
-    measured: dict[str, tuple[Any, Any]] = {}
-    for name in ("split", "seed", "max_turns", "ids", "shuffle"):
-        measured |= _compared(name, old.get(name), new.get(name))
-    for name in ("entry_point", "kwargs"):
-        measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
-    was, now = (record.get("served") or {} for record in (old, new))
-    for name in sorted(was.keys() & now.keys()):
-        # The source of a split may be a folder on whichever machine serves it.
-        told = ({key: value for key, value in one[name].items() if key != "source"} for one in (was, now))
-        measured |= _compared(f"the server's {name}", *told)
-    measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
-    # Addresses and patience do not change a model's answers: a server may come back on another port.
-    was, now = ({k: v for k, v in one["agent"]["settings"].items() if k not in _MAY_DIFFER} for one in (old, new))
-    measured |= _compared("", was, now)
-    found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
+    told = sorted((old.get("served") or {}).keys() & (new.get("served") or {}).keys())
+    was, now = _measured(old, told), _measured(new, told)
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     marks = [record.get("first_task") for record in (old, new)]
-    if not found and all(marks) and marks[0] != marks[1]:
-        found.append("the data has changed: its first task is another one")
-    return found
+    if not names and all(marks) and marks[0] != marks[1]:
+        return ["the data has changed: its first task is another one"]
+    return [f"{name} was {_short(was.get(name))}, is now {_short(now.get(name))}" for name in names]
 
 
-def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Differences between two values, by key where both are objects."""
-    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        return {} if old == new else {name: (old, new)}
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return {f"{name} {key}".strip(): (old.get(key), new.get(key)) for key in keys}
+def _measured(record: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
+    """What makes the measurement of a cell, by names for people. `told`: what of the servers' answers counts."""
+    found = {name: record.get(name) for name in ("split", "seed", "max_turns", "ids", "shuffle")}
+    found["env entry_point"] = record["env"]["entry_point"]
+    found |= {f"env kwargs {name}": value for name, value in record["env"].get("kwargs", {}).items()}
+    for each in told:  # the source of a split may be a folder on whichever machine serves it
+        found |= {f"the server's {each} {k}": v for k, v in record["served"][each].items() if k != "source"}
+    found["agent kind"] = record["agent"]["kind"]
+    # Addresses and patience do not change a model's answers: a server may come back on another port.
+    return found | {name: value for name, value in record["agent"]["settings"].items() if name not in _MAY_DIFFER}
 
 
 def _short(value: Any) -> str:

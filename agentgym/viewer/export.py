@@ -15,11 +15,10 @@ from typing import Any
 from agentgym import __version__
 from agentgym.storage.files import write_text
 from agentgym.viewer import answers
-from agentgym.viewer.answers import BadRequest
+from agentgym.viewer.answers import BadRequest, details, with_results
 from agentgym.viewer.index import EpisodeFile, NotServed, encoded
 from agentgym.viewer.query import OUTCOMES, Found
 from agentgym.viewer.run import Kind, Run, Runs, run_id
-from agentgym.viewer.summary import details, with_results
 
 # Sizes that browsers open without stalling.
 MOST_BYTES, REPORT_BYTES = 200_000_000, 20_000_000
