@@ -16,7 +16,7 @@ from rich.text import Text
 from agent_train.algorithms.selection import SelectionMetrics
 from agent_train.report.metrics import EvalMetrics, StepMetrics, Summary
 from agent_train.trainer.run_folder import RunFolder
-from agentgym.evaluate.formats import duration, percent
+from agentgym.evaluate.tables import duration, percent
 
 ROWS = 10
 REFRESH_PER_SECOND = 4

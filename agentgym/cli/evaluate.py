@@ -365,14 +365,9 @@ async def _play(
         display = None if args.quiet else around.enter_context(LiveDisplay(Console(stderr=True)))
         around.enter_context(_stopping(stop))
         return await run_plan(
-            suite.cells,
+            suite,
             out,
             make=lambda agent: policy_maker(playing[agent.name]) if agent.name in playing else None,
-            concurrency=suite.concurrency,
-            limits=suite.limits,
-            retries=suite.retries,
-            budget=suite.budget,
-            prices=suite.prices,
             watch=display,
             begun=begun,
             stop=stop,

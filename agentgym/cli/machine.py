@@ -1,7 +1,5 @@
 """The commands for this machine: doctor, sandbox, data."""
 
-from __future__ import annotations
-
 import argparse
 import os.path
 import sys
@@ -10,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.cli.shared import print_json, print_rows
 from agentgym.core.usage_error import UsageError, instead
-
-if TYPE_CHECKING:
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _STATES = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,

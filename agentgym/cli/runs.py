@@ -92,7 +92,7 @@ def _rescore(args: argparse.Namespace) -> int:
         settings = {"kwargs": args.kwargs, "concurrency": args.concurrency, "command": sys.argv, "on_end": on_end}
         rows, _ = asyncio.run(rescore(run, out, **settings))
     if args.json:
-        print_json({"run": str(run), "out": str(out), "cells": [row.to_json() for row in rows]})
+        print_json({"run": str(run), "out": str(out), "cells": [vars(row) for row in rows]})
     else:
         _print_rescored(rows)
         print(f"written to {out}")

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import inspect
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.messages import Action, assistant
-from agentgym.evaluate.plan import AgentSpec
-from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
+from agentgym.core.executor import EnvExecutor
+from agentgym.core.messages import Action, Message, assistant
+from agentgym.core.tracebacks import place_of
+from agentgym.core.usage_error import instead
+from agentgym.evaluate.plan import AgentSpec, read_text, read_values
+from agentgym.policies.base import (
+    EndEpisode,
+    EndpointUsage,
+    ExpertPolicy,
+    NullPolicy,
+    Policy,
+    RandomPolicy,
+    Reply,
+    ScriptedPolicy,
+)
+from agentgym.policies.completions import reply_of
 from agentgym.rollout.episode import Episode
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
 
 MakePolicy = Callable[[Episode], Policy]
+BUILT_IN = ("expert", "random", "null")
 # Settings of a chat that say how it is asked, and not what; they may differ between a run and its resumption.
 ASKING = frozenset({"timeout", "retries", "stream"})
 
@@ -57,17 +77,11 @@ def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentS
     return replace(agent, settings={**agent.settings, **found})
 
 
-def expert(mistakes: float = 0.0, name: str = "expert") -> AgentSpec:
-    return AgentSpec(name, "expert", {"mistakes": mistakes} if mistakes else {})
-
-
-def random_agent(name: str = "random") -> AgentSpec:
-    """Random legal actions, by a generator of the seed, the task and the sample."""
-    return AgentSpec(name, "random")
-
-
-def null(name: str = "null") -> AgentSpec:
-    return AgentSpec(name, "null")
+def built_in(policy: str, mistakes: float = 0.0, name: str | None = None) -> AgentSpec:
+    """One of `BUILT_IN`: "expert" (`mistakes` is the chance of a random action), "random" or "null"."""
+    if policy not in BUILT_IN:
+        raise ValueError(f"no policy {policy!r}{instead(policy, BUILT_IN)}")
+    return AgentSpec(name or policy, policy, {"mistakes": mistakes} if mistakes else {})
 
 
 def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: str = "scripted") -> AgentSpec:
@@ -75,24 +89,26 @@ def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: s
     return AgentSpec(name, "scripted", {"answers": dict(answers) if isinstance(answers, Mapping) else list(answers)})
 
 
-def scripted_file(path: str | Path, name: str | None = None) -> AgentSpec:
+def scripted_file(script: str | Path, name: str | None = None) -> AgentSpec:
     """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        answers = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except OSError as error:
-        raise ValueError(f"script {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"script {path}: not valid UTF-8 JSON: {error}") from error
+    path = Path(script)
+    answers = read_values(path) if path.suffix == ".json" else read_text(path).splitlines()
     if not isinstance(answers, list | dict):
         raise ValueError(f"script {path}: a list of answers is needed, or an object of lists by task id")
     return scripted(answers, name or path.stem)
 
 
-def python(target: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
-    """The user's own agent, `pkg.mod:run`; see `agentgym.evaluate.python_agent` for what it may be."""
-    return AgentSpec(name or target, "python", {"target": target, **({"kwargs": dict(kwargs)} if kwargs else {})})
+def python(agent: str, kwargs: Mapping[str, Any] | None = None, name: str | None = None) -> AgentSpec:
+    """The user's own agent, named `package.module:name`. It may be
+
+    - a class with `act(messages, tools)`: made once for each episode, with the agent's kwargs;
+    - an object with `act(messages, tools)`: one for all episodes, many at a time;
+    - a function of `(messages)` or `(messages, tools)`, or a class or an object that is called: kwargs come with every call.
+
+    All may be `def`, which runs in a thread per episode and never blocks the others, or `async def`. `reply_of_answer` says what
+    an answer may be. `EndEpisode` ends the episode; anything else that is raised fails it, and the error names the user's line.
+    """
+    return AgentSpec(name or agent, "python", {"target": agent, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
 def policy_maker(agent: AgentSpec) -> MakePolicy:
@@ -133,39 +149,24 @@ def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
     return lambda episode: ExpertPolicy(mistakes=mistakes, rng=_generator(episode))
 
 
-def _random_maker() -> MakePolicy:
-    return lambda episode: RandomPolicy(rng=_generator(episode))
-
-
 def _generator(episode: Episode) -> random.Random:
     """A generator seeded for this episode, or random play would repeat itself."""
     return random.Random(f"{(episode.seed or 0) - episode.sample} {episode.task.id} {episode.sample}")
 
 
-def _null_maker() -> MakePolicy:
-    return lambda episode: NullPolicy()
-
-
 def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) -> MakePolicy:
-    for where, answer in _answers_of(answers):
-        try:
-            assistant(answer)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the script's answer {where}: {error}") from error
+    for task, script in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
+        if not isinstance(script, list | tuple):
+            raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {script!r:.80}")
+        for number, answer in enumerate(script, start=1):
+            try:
+                assistant(answer)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"the script's answer {f'{task} {number}'.strip()}: {error}") from error
     return lambda episode: ScriptedPolicy(answers.get(episode.task.id, ()) if isinstance(answers, Mapping) else answers)
 
 
-def _answers_of(answers: Any) -> Iterator[tuple[str, Any]]:
-    for place, listed in answers.items() if isinstance(answers, Mapping) else [("", answers)]:
-        if not isinstance(listed, list | tuple):
-            raise ValueError(f"a script is a list of answers, or an object of lists by task id, not {listed!r:.80}")
-        for number, answer in enumerate(listed, start=1):
-            yield f"{place} {number}".strip(), answer
-
-
 def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakePolicy:
-    from agentgym.evaluate.python_agent import PythonAgent, PythonPolicy
-
     agent = PythonAgent.load(target, kwargs or {})
     return lambda episode: PythonPolicy(agent)
 
@@ -173,8 +174,226 @@ def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakeP
 _MAKERS: dict[str, Callable[..., MakePolicy]] = {
     "chat": _chat_maker,
     "expert": _expert_maker,
-    "random": _random_maker,
-    "null": _null_maker,
+    "random": lambda: lambda episode: RandomPolicy(rng=_generator(episode)),
+    "null": lambda: lambda episode: NullPolicy(),
     "scripted": _scripted_maker,
     "python": _python_maker,
 }
+
+_AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call their type
+
+
+def reply_of_answer(answer: Any) -> Reply:
+    """Convert an agent's answer to a `Reply`, with usage and finish reason if it has them.
+
+    Args:
+        answer: a text; an assistant message or a chat completion, as an object of the `openai` package or as a dict; a message
+            of LangChain; a list of such messages, of which the last counts, or a dict with one under "messages", as an agent
+            of LangGraph returns it; or a `Reply`. Another form raises TypeError, ValueError, LookupError or AttributeError.
+    """
+    if isinstance(answer, Reply):
+        return answer
+    if isinstance(answer, list | tuple):
+        if not answer:
+            raise ValueError("an empty list of messages")
+        return reply_of_answer(answer[-1])
+    if isinstance(answer, Mapping) and "messages" in answer and "role" not in answer:
+        return reply_of_answer(answer["messages"])
+    if not isinstance(answer, str | Mapping):
+        if hasattr(answer, "type") and hasattr(answer, "content"):
+            return _langchain_reply(answer)
+        if hasattr(answer, "model_dump"):
+            answer = answer.model_dump(exclude_none=True)
+    if isinstance(answer, Mapping) and "choices" in answer:
+        return reply_of(answer)
+    return Reply(assistant(answer))
+
+
+def _langchain_reply(said: Any) -> Reply:
+    if said.type not in _AI:
+        raise ValueError(f"the last message is of type {said.type!r}, not from a model")
+    content = said.content
+    if not isinstance(content, str | None):  # parts: tool calls are separate fields
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        content = "".join(part.get("text", "") for part in parts if part.get("type") == "text")
+    message: Message = {"role": "assistant", "content": content}
+    for call in getattr(said, "tool_calls", None) or ():
+        function = {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+        message.setdefault("tool_calls", []).append(
+            {"id": call.get("id") or "", "type": "function", "function": function}
+        )
+    finish = (getattr(said, "response_metadata", None) or {}).get("finish_reason")
+    counted = getattr(said, "usage_metadata", None) or {}
+    usage = {
+        "prompt_tokens": counted.get("input_tokens"),
+        "completion_tokens": counted.get("output_tokens"),
+        "cached_tokens": (counted.get("input_token_details") or {}).get("cache_read"),
+        "reasoning_tokens": (counted.get("output_token_details") or {}).get("reasoning"),
+    }
+    return Reply(
+        assistant(message),
+        usage={name: count for name, count in usage.items() if isinstance(count, int)},
+        finish_reason=finish if isinstance(finish, str) else None,
+    )
+
+
+class AgentError(RuntimeError):
+    """The user's agent raised, or its answer is unusable. Names the line in the user's files."""
+
+
+@dataclass(frozen=True)
+class PythonAgent:
+    """A target that was found and fits.
+
+    Attributes:
+        found: the class, object or function itself.
+        kwargs: of the class, or of every call of a function.
+        with_tools: whether it takes the tools beside the messages.
+        folder: where the user's files are, by which errors find their place.
+    """
+
+    target: str
+    found: Any
+    kwargs: Mapping[str, Any]
+    with_tools: bool
+    folder: str
+
+    @classmethod
+    def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
+        """Import the target, also from the current directory. Raises ValueError if it cannot be used."""
+        module = _module(target)
+        found: Any = module
+        for part in target.partition(":")[2].split("."):
+            if not hasattr(found, part):
+                near = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
+                raise ValueError(f"agent {target!r}: module {module.__name__!r} has no {part!r}; it has {near}"[:400])
+            found = getattr(found, part)
+        with_tools = _check(target, found, kwargs)
+        return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
+
+
+class PythonPolicy:
+    def __init__(self, agent: PythonAgent):
+        self._agent = agent
+        self._is_class = inspect.isclass(agent.found)
+        self._answer: Callable[..., Any] | None = None
+        self._player: Any = None
+        self._env: tuple[Any, Any] | None = None
+        self._lane: EnvExecutor | None = None
+
+    @property
+    def calls(self) -> EndpointUsage | None:
+        """The requests that the user's object counted; None where one object plays all episodes."""
+        found = getattr(self._player, "calls", None)
+        return found if isinstance(found, EndpointUsage) and self._is_class else None
+
+    def attach(self, env: Env, call: Any) -> None:
+        """Play in this environment, where the user's object wants to know it."""
+        self._env = (env, call)
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        """Raises the agent's own EndEpisode, and AgentError for any other error or an invalid answer."""
+        # Copies, since an agent may write into its messages, and they belong to the trajectory.
+        given = [copy.deepcopy(list(messages))]
+        if self._agent.with_tools:
+            given.append(copy.deepcopy(list(tools)))
+        try:
+            answer = await self._run(given)
+        except (EndEpisode, AgentError):
+            raise
+        except (Exception, SystemExit) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, SystemExit) else error  # as the executor wraps it
+            raise AgentError(f"{_what(cause)} ({place_of(cause, self._agent.folder)})") from error
+        try:
+            return reply_of_answer(answer)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            words = f"{self._agent.target} answered with no text, message, completion or Reply: {error}"
+            raise AgentError(words[:500]) from error
+
+    async def _run(self, given: list[Any]) -> Any:
+        entry = _entry(self._agent.found)
+        if any(inspect.iscoroutinefunction(each) for each in (entry, getattr(entry, "__call__", None))):  # noqa: B004
+            return await self._asked(given)
+        if self._lane is None:
+            self._lane = EnvExecutor(f"agentgym agent {self._agent.target}")
+            weakref.finalize(self, self._lane.stop).atexit = False
+        return await self._lane.call(self._asked, given)
+
+    def _asked(self, given: list[Any]) -> Any:
+        """The answer. The user's object is made here too, as it may refuse another thread than that of its calls."""
+        agent = self._agent
+        if self._answer is None:
+            self._player = agent.found(**agent.kwargs) if self._is_class else agent.found
+            if self._env is not None and hasattr(self._player, "attach"):
+                self._player.attach(*self._env)
+            self._answer = getattr(self._player, "act", self._player)
+        return self._answer(*given, **({} if self._is_class else agent.kwargs))
+
+
+def _module(target: str) -> ModuleType:
+    name, colon, rest = target.partition(":")
+    if name.endswith(".py"):
+        raise ValueError(f"agent {target!r}: write {name[:-3].replace('/', '.')}:{rest or 'run'} for a file {name}")
+    if not (colon and rest and all(part.isidentifier() for part in f"{name}.{rest}".split("."))):
+        raise ValueError(f"agent {target!r}: write package.module:name")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            where = f"looked in {Path.cwd()} and what is installed"
+            raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
+        raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
+    except (Exception, SystemExit) as error:
+        place = place_of(error, str(Path.cwd()))
+        raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
+
+
+def _entry(found: Any) -> Any:
+    """The function called for each turn, unbound where `found` is a class."""
+    return getattr(found, "act", None) or (getattr(found, "__call__", None) if inspect.isclass(found) else found)  # noqa: B004
+
+
+def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
+    """True if the target also takes the tools. Raises ValueError if it is nothing to call, or takes other arguments."""
+    if inspect.isclass(found):
+        if not hasattr(found, "act") and "__call__" not in dir(found):
+            raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
+        _bind(f"agent {target!r}: {found.__name__} cannot be made", found, [], kwargs)
+        return _takes_tools(target, partial(_entry(found), None), {})
+    if not callable(_entry(found)):
+        raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
+    if kwargs and hasattr(found, "act"):
+        raise ValueError(f"agent {target!r} is an object, not a class: it takes no kwargs, so not {', '.join(kwargs)}")
+    return _takes_tools(target, _entry(found), kwargs)
+
+
+def _takes_tools(target: str, entry: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """By signature; a second parameter with a default and another name than "tools" is a setting of the user's own."""
+    try:
+        parameters = list(inspect.signature(entry).parameters.values())
+    except (TypeError, ValueError):  # functions in C have no signature
+        return True
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wants = any(p.name not in kwargs and (p.default is p.empty or p.name == "tools") for p in places[1:2])
+    both = wants or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    more = f" and {', '.join(kwargs)}" if kwargs else ""
+    _bind(f"agent {target!r} must take (messages) or (messages, tools){more}", entry, [None] * (1 + both), kwargs)
+    return both
+
+
+def _bind(what: str, entry: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(entry)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}; it takes {signature}") from error
+
+
+def _what(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

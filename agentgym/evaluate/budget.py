@@ -1,18 +1,14 @@
-"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale.
-
-my-model: {input: 0.15, output: 0.60, cached_input: 0.075}      # US dollars per million tokens
-"provider/*": {input: 3, output: 15}
-"""
+"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale."""
 
 import fnmatch
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.core.usage_error import instead
+from agentgym.evaluate.plan import read_values
 from agentgym.evaluate.results import summed
 from agentgym.policies.base import EndpointUsage, Policy
 
@@ -118,14 +114,17 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits. Empty where there is no table."""
+    """Prices by model: by its exact name, else by the longest pattern (`*`, `?`) that fits.
 
-    by_model: Mapping[str, Price] = field(default_factory=dict)
+    A table is `my-model: {input: 0.15, output: 0.60, cached_input: 0.075}`, US dollars per million tokens.
+    """
+
+    by_model: Mapping[str, Price]
 
     @classmethod
-    def load(cls, path: str | Path | None) -> "Prices":
-        """The table of a YAML or JSON file; None: an empty one. Raises ValueError, naming file, model and field."""
-        return cls() if path is None else cls.from_json(_read(Path(path)), str(path))
+    def load(cls, path: str | Path) -> "Prices":
+        """The table of a YAML or JSON file. Raises ValueError, naming file, model and field."""
+        return cls.from_json(read_values(Path(path)), str(path))
 
     @classmethod
     def from_json(cls, record: Any, where: str = "prices") -> "Prices":
@@ -141,10 +140,8 @@ class Prices:
         }
 
     def of(self, model: str) -> Price | None:
-        if model in self.by_model:
-            return self.by_model[model]
         fitting = [pattern for pattern in self.by_model if fnmatch.fnmatchcase(model, pattern)]
-        return self.by_model[max(fitting, key=len)] if fitting else None
+        return self.by_model.get(model) or (self.by_model[max(fitting, key=len)] if fitting else None)
 
     def cost(self, model: str, usage: Mapping[str, int]) -> float | None:
         """US dollars of what was counted (see `Reply.usage`); None where the model has no price.
@@ -161,34 +158,18 @@ class Prices:
         return ((prompt - cached) * price.input + cached * read + written) / MILLION
 
 
-def _read(path: Path) -> Any:
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise ValueError(f"prices {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prices {path}: not UTF-8 text") from error
-    except (ValueError, yaml.YAMLError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise ValueError(f"prices {path}: not valid {kind}: {' '.join(str(error).split())}") from error
-
-
 def _price(where: str, fields: Any) -> Price:
     if not isinstance(fields, Mapping):
         raise ValueError(
             f"{where}: {{input: $, output: $}} is needed, US dollars per million tokens, not {fields!r:.80}"
         )
     names = tuple(Price.__dataclass_fields__)
-    for name, value in fields.items():
+    for name in (*fields, "input", "output"):
+        value = fields.get(name)
         if name not in names:
             raise ValueError(f"{where}: no field {name!r}{instead(str(name), names)}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")
-    for name in ("input", "output"):
         if name not in fields:
             raise ValueError(f"{where}: {name} is missing (US dollars per million tokens)")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"{where}: {name} must be US dollars per million tokens, 0 or more, not {value!r}")
     return Price(**{str(name): float(value) for name, value in fields.items()})

@@ -1,7 +1,7 @@
 """Is one run better than another? Tasks are paired, so that their difficulty adds no noise."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,69 +10,57 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory, read_jsonl
-from agentgym.evaluate.formats import NOTHING, cut, number, one_line, percent
 from agentgym.evaluate.plan import cell_name
 from agentgym.evaluate.results import EpisodeNumbers, numbers_of
 from agentgym.evaluate.statistics import Difference, paired_difference
 from agentgym.evaluate.store import effective, read_run
-from agentgym.evaluate.tables import grid
+from agentgym.evaluate.tables import NOTHING, cut, grid, number, one_line, percent
 
-MEASURES = ("success", "reward", "turns", "tokens")
-WITH_ERRORS = ("success_with_errors", "reward_with_errors")  # each error counted as the environment's least reward
-
-
-@dataclass
-class TaskMeans:
-    """Measures of one task, each summed over the episodes that have it: failed ones have those of `WITH_ERRORS` alone."""
-
-    episodes: int = 0
-    errors: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, e: EpisodeNumbers) -> None:
-        self.errors += e.failed
-        self.episodes += not e.failed
-        success, reward = (0.0, e.floor) if e.failed else (e.success, e.reward)
-        values = {"success_with_errors": success, "reward_with_errors": reward}
-        if not e.failed:
-            values |= {"success": success, "reward": reward, "turns": e.turns}
-            if "completion_tokens" in e.usage:
-                values["tokens"] = e.usage["completion_tokens"]
-        self.counts.update(values.keys())
-        for name, value in values.items():
-            self.sums[name] += value
-
-    def mean(self, measure: str) -> float | None:
-        return self.sums[measure] / self.counts[measure] if self.counts[measure] else None
+# The value of an episode, None where it has none: of a failed one only where each error counts as the environment's least reward.
+_MEASURES: dict[str, Callable[[EpisodeNumbers], float | None]] = {
+    "success": lambda e: None if e.failed else e.success,
+    "reward": lambda e: None if e.failed else e.reward,
+    "turns": lambda e: None if e.failed else e.turns,
+    "tokens": lambda e: None if e.failed else e.usage.get("completion_tokens"),
+    "success_with_errors": lambda e: 0.0 if e.failed else e.success,
+    "reward_with_errors": lambda e: e.floor if e.failed else e.reward,
+}
+Read = Callable[[Path], Iterable[EpisodeNumbers]]
 
 
 @dataclass
 class ComparedCell:
-    """The tasks of one cell, and how it was played: `settings` has what is known of that and must be the same."""
+    """The episodes of one cell by task, and how it was played: `settings` has what is known of that and must be the same."""
 
     env: str
     split: str
     agent: str
-    tasks: dict[str, TaskMeans]
+    tasks: Mapping[str, Sequence[EpisodeNumbers]]
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return cell_name(self.env, self.split, self.agent)
 
+    @property
+    def played(self) -> set[str]:
+        """The tasks with an episode that did not fail."""
+        return {task for task, episodes in self.tasks.items() if not all(e.failed for e in episodes)}
 
-@dataclass
-class ComparedRun:
-    path: str
-    cells: list[ComparedCell]
+    def mean(self, task: str, measure: str) -> float | None:
+        values = [value for e in self.tasks[task] if (value := _MEASURES[measure](e)) is not None]
+        return sum(values) / len(values) if values else None
 
 
-def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] | None = None) -> ComparedRun:
+def _stored(file: Path) -> Iterable[EpisodeNumbers]:
+    return map(numbers_of, effective(file))
+
+
+def read_compared(path: Path, read: Read = _stored) -> list[ComparedCell]:
     """A run to compare: an evaluation's folder, a training run's (its last evaluation), or a file of trajectories.
 
     Args:
-        tasks_of: gives the means of a cell by its file, if it was read already; None reads it.
+        read: gives the episodes of an evaluation's cell by its file.
 
     Raises:
         ValueError: the path is none of these, or holds a broken line.
@@ -80,24 +68,19 @@ def read_compared(path: Path, tasks_of: Callable[[Path], dict[str, TaskMeans]] |
     if path.is_file() and path.suffix == ".json":
         raise ValueError(f"{path} is not a file of episodes (.jsonl): name the run's folder, {path.parent}")
     if path.is_file():
-        return ComparedRun(str(path), _cells_of(effective(path), path.stem.rpartition("@")[2]))
+        return _cells_of(effective(path), path.stem.rpartition("@")[2])
     if (path / "run.json").is_file():
-        return ComparedRun(str(path), [_evaluated(path, r, tasks_of) for r in read_run(path)["cells"]])
-    evaluations = sorted((path / "trajectories").glob("eval-*.jsonl"))
-    if evaluations:
-        last = evaluations[-1]
-        step = last.stem.removeprefix("eval-")
-        return ComparedRun(str(path), _cells_of(read_jsonl(last), f"step {int(step)}" if step.isdigit() else last.stem))
+        return [_evaluated(record, read(path / record["file"])) for record in read_run(path)["cells"]]
+    if evaluations := sorted((path / "trajectories").glob("eval-*.jsonl")):
+        step = evaluations[-1].stem.removeprefix("eval-")
+        return _cells_of(read_jsonl(evaluations[-1]), f"step {int(step)}" if step.isdigit() else f"eval-{step}")
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    raise ValueError(
-        f"{path} holds nothing to compare: neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
-    )
+    neither = "neither an evaluation (run.json) nor a training run's (trajectories/eval-*.jsonl)"
+    raise ValueError(f"{path} holds nothing to compare: {neither}")
 
 
-def _evaluated(
-    run: Path, record: dict[str, Any], tasks_of: Callable[[Path], dict[str, TaskMeans]] | None
-) -> ComparedCell:
+def _evaluated(record: dict[str, Any], episodes: Iterable[EpisodeNumbers]) -> ComparedCell:
     env = record["env"]
     settings = {
         "kwargs": env.get("kwargs", {}),
@@ -108,38 +91,21 @@ def _evaluated(
     }
     if "kwargs" in (served := record.get("served", {})):
         settings["the server's kwargs"] = served["kwargs"]
-    file = run / record["file"]
-    tasks = task_means(map(numbers_of, effective(file))) if tasks_of is None else tasks_of(file)
+    tasks: dict[str, list[EpisodeNumbers]] = defaultdict(list)
+    for e in episodes:
+        tasks[e.task].append(e)
     return ComparedCell(env["id"], record["split"], record["agent"]["name"], tasks, settings)
 
 
 def _cells_of(trajectories: Iterable[Trajectory], agent: str) -> list[ComparedCell]:
     """A cell for each environment of a file, which does not record split and settings."""
-    by_env: dict[str, dict[str, TaskMeans]] = defaultdict(lambda: defaultdict(TaskMeans))
+    by_env: dict[str, dict[str, list[EpisodeNumbers]]] = defaultdict(lambda: defaultdict(list))
     for trajectory in trajectories:
-        by_env[trajectory.env][trajectory.task_id].add(numbers_of(trajectory))
-    return [ComparedCell(env, "", agent, dict(tasks)) for env, tasks in by_env.items()]
-
-
-def task_means(episodes: Iterable[EpisodeNumbers]) -> dict[str, TaskMeans]:
-    tasks: dict[str, TaskMeans] = defaultdict(TaskMeans)
-    for e in episodes:
-        tasks[e.task].add(e)
-    return dict(tasks)
+        by_env[trajectory.env][trajectory.task_id].append(numbers_of(trajectory))
+    return [ComparedCell(env, "", agent, tasks) for env, tasks in by_env.items()]
 
 
 MOST_CHANGED = 10
-
-
-@dataclass(frozen=True)
-class TaskChange:
-    """A task on which the two runs differ: its mean success and reward in each."""
-
-    task: str
-    success_a: float
-    success_b: float
-    reward_a: float
-    reward_b: float
 
 
 @dataclass(frozen=True)
@@ -157,7 +123,7 @@ class CellComparison:
     errors_b: int
     only_a: int
     only_b: int
-    changed: list[TaskChange]
+    changed: list[dict[str, Any]]
     notes: list[str]
 
 
@@ -180,20 +146,20 @@ def compare_runs(a: Path | str, b: Path | str) -> Comparison:
 
     Cells with the same agent belong together; where one cell of an environment is left in each run, these two do.
     """
-    return compare_read(read_compared(Path(a)), read_compared(Path(b)))
+    return compare_all([a, b])[0]
 
 
-def compare_all(paths: Sequence[Path | str]) -> list[Comparison]:
-    """Each run against the first, which is read once. Raises as `compare_runs`."""
-    first, *others = [read_compared(Path(path)) for path in paths]
-    return [compare_read(first, other) for other in others]
+def compare_all(paths: Sequence[Path | str], read: Read = _stored) -> list[Comparison]:
+    """Each run against the first, which is read once. Arguments as in `read_compared`; raises as `compare_runs`."""
+    (first, a), *others = [(str(path), read_compared(Path(path), read)) for path in paths]
+    return [_comparison(first, a, path, b) for path, b in others]
 
 
-def compare_read(a: ComparedRun, b: ComparedRun) -> Comparison:
-    pairs = _pairs(a.cells, b.cells)
-    only_a = [cell.name for cell in a.cells if all(cell is not mine for mine, _ in pairs)]
-    only_b = [cell.name for cell in b.cells if all(cell is not theirs for _, theirs in pairs)]
-    return Comparison(a.path, b.path, [_compared(mine, theirs) for mine, theirs in pairs], only_a, only_b)
+def _comparison(first: str, a: Sequence[ComparedCell], second: str, b: Sequence[ComparedCell]) -> Comparison:
+    pairs = _pairs(a, b)
+    only_a = [cell.name for cell in a if all(cell is not mine for mine, _ in pairs)]
+    only_b = [cell.name for cell in b if all(cell is not theirs for _, theirs in pairs)]
+    return Comparison(first, second, [_compared(mine, theirs) for mine, theirs in pairs], only_a, only_b)
 
 
 def _pairs(a: Sequence[ComparedCell], b: Sequence[ComparedCell]) -> list[tuple[ComparedCell, ComparedCell]]:
@@ -214,25 +180,25 @@ def _alike(a: ComparedCell, b: ComparedCell) -> bool:
 
 
 def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
-    played_a, played_b = ({task for task, means in cell.tasks.items() if means.episodes} for cell in (a, b))
-    episodes = [sum(means.episodes for means in cell.tasks.values()) for cell in (a, b)]
-    errors = [sum(means.errors for means in cell.tasks.values()) for cell in (a, b)]
-    both = [task for task in a.tasks if task in played_a and task in played_b]
-    measures = _measured(a, b, both, MEASURES)
-    if measures and any(errors):
-        measures |= _measured(a, b, [task for task in a.tasks if task in b.tasks], WITH_ERRORS)
+    failed_a, failed_b = ([e.failed for episodes in cell.tasks.values() for e in episodes] for cell in (a, b))
+    played = a.played & b.played
+    both = [task for task in a.tasks if task in played]
+    measures = _measured(a, b, both, ("success", "reward", "turns", "tokens"))
+    if measures and any((*failed_a, *failed_b)):
+        shared = [task for task in a.tasks if task in b.tasks]
+        measures |= _measured(a, b, shared, ("success_with_errors", "reward_with_errors"))
     return CellComparison(
         env=a.env,
         split=a.split or b.split,
         agent_a=a.agent,
         agent_b=b.agent,
         measures=measures,
-        episodes_a=episodes[0],
-        episodes_b=episodes[1],
-        errors_a=errors[0],
-        errors_b=errors[1],
-        only_a=len(played_a - played_b),
-        only_b=len(played_b - played_a),
+        episodes_a=failed_a.count(False),
+        episodes_b=failed_b.count(False),
+        errors_a=failed_a.count(True),
+        errors_b=failed_b.count(True),
+        only_a=len(a.played - b.played),
+        only_b=len(b.played - a.played),
         changed=_most_changed(a, b, both),
         notes=_notes(a, b, both),
     )
@@ -241,21 +207,29 @@ def _compared(a: ComparedCell, b: ComparedCell) -> CellComparison:
 def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequence[str]) -> dict[str, Difference]:
     found = {}
     for name in names:
-        means = [(a.tasks[task].mean(name), b.tasks[task].mean(name)) for task in both]
+        means = [(a.mean(task, name), b.mean(task, name)) for task in both]
         pairs = [(x, y) for x, y in means if x is not None and y is not None]
         if pairs:
             found[name] = paired_difference(pairs)
     return found
 
 
-def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[TaskChange]:
+def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks whose means differ most: `task`, `success_a`, `success_b`, `reward_a`, `reward_b`."""
     changes = []
     for task in both:
-        values = [cell.tasks[task].mean(measure) or 0.0 for measure in ("success", "reward") for cell in (a, b)]
-        if values[0] != values[1] or values[2] != values[3]:
-            changes.append(TaskChange(task, *values))
-    changes.sort(key=lambda c: (-abs(c.success_b - c.success_a), -abs(c.reward_b - c.reward_a), c.task))
-    return changes[:MOST_CHANGED]
+        means = {
+            f"{name}_{ab}": c.mean(task, name) or 0.0
+            for name in ("success", "reward")
+            for ab, c in (("a", a), ("b", b))
+        }
+        changes.append({"task": task, **means})
+
+    def size(change: dict[str, Any]) -> tuple[float, float]:
+        return abs(change["success_b"] - change["success_a"]), abs(change["reward_b"] - change["reward_a"])
+
+    changes.sort(key=lambda change: (*(-difference for difference in size(change)), change["task"]))
+    return [change for change in changes[:MOST_CHANGED] if any(size(change))]
 
 
 def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
@@ -270,9 +244,8 @@ def _notes(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[str]:
     if not both:
         notes.append("no task was played to an end in both runs")
     for which, mine, rival, other in (("a", a, "b", b), ("b", b, "a", a)):
-        played = [task for task, means in mine.tasks.items() if means.episodes]
-        alone = sum(task not in other.tasks for task in played)
-        lost = sum(task in other.tasks and not other.tasks[task].episodes for task in played)
+        alone = len(mine.played - other.tasks.keys())
+        lost = len((mine.played & other.tasks.keys()) - other.played)
         if alone:
             notes.append(f"{_count_tasks(alone)} only in {which}")
         if lost:
@@ -289,7 +262,7 @@ def _count_tasks(many: int) -> str:
 
 
 def _samples(cell: ComparedCell) -> str:
-    counts = sorted({means.episodes + means.errors for means in cell.tasks.values()})
+    counts = sorted({len(episodes) for episodes in cell.tasks.values()})
     return "none" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
@@ -353,7 +326,7 @@ def _below(cell: CellComparison, alone: bool) -> list[RenderableType]:
     heading = Text(f"\n{name}the tasks that changed most", style="bold")
     table = grid("task", ["success a", "b", "reward a", "b"])
     for change in cell.changed[:CHANGES_SHOWN]:
-        shares, rewards = (change.success_a, change.success_b), (change.reward_a, change.reward_b)
-        texts = [cut(one_line(change.task), TASK_WIDTH), *map(percent, shares), *map(number, rewards)]
+        shares, rewards = ([change[f"{name}_{which}"] for which in "ab"] for name in ("success", "reward"))
+        texts = [cut(one_line(change["task"]), TASK_WIDTH), *map(percent, shares), *map(number, rewards)]
         table.add_row(*map(Text, texts))
     return [*notes, heading, table]

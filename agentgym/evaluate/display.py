@@ -4,7 +4,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,10 +13,10 @@ from rich.text import Text
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.budget import tokens_of
-from agentgym.evaluate.formats import count, cut, duration, money, number, one_line, percent, percent_range
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import failure_in, usage_of
 from agentgym.evaluate.statistics import ClusteredMean
+from agentgym.evaluate.tables import count, cut, duration, money, number, one_line, percent, percent_range
 
 REFRESH_PER_SECOND = 4
 LINE_SECONDS = 10.0
@@ -58,8 +57,7 @@ class _Progress:
             self.reward += trajectory.reward
         metadata = trajectory.metadata
         calls = metadata.get("calls") or {}
-        usage = calls.get("usage") or usage_of(trajectory)
-        self.tokens += tokens_of(usage)
+        self.tokens += tokens_of(usage_of(trajectory))
         self.requests += calls.get("requests", 0)
         self.retries.update(calls.get("retries", {}))
         if metadata.get("cost") is not None:
@@ -108,9 +106,7 @@ class LiveDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

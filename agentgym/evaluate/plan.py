@@ -1,8 +1,9 @@
-"""The plan of an evaluation: cells, each one agent on one environment. A cell is a row of the results table."""
+"""The plan of an evaluation: cells, each one agent on one environment, and the files of values that users write."""
 
-import re
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
@@ -28,13 +29,6 @@ class AgentSpec:
     name: str
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "AgentSpec":
-        return cls(**record)
 
 
 @dataclass(frozen=True)
@@ -74,23 +68,49 @@ class Cell:
     def name(self) -> str:
         return cell_name(self.env.id, self.split, self.agent.name)
 
-    @property
-    def file_name(self) -> str:
-        return re.sub(r"[^\w.@+-]+", "-", self.name).strip("-.") + ".jsonl"
-
     def to_json(self) -> dict[str, Any]:
         """Raises ValueError if its environment has no importable name."""
-        rest = {name: getattr(self, name) for name in ("split", "n", "k", "seed", "max_turns")}
-        if self.ids is not None:
-            rest["ids"] = list(self.ids)
-        if self.shuffle:
-            rest["shuffle"] = True
-        return {"name": self.name, "env": self.env.to_json(), "agent": self.agent.to_json(), **rest}
+        given = {name: value for name, value in vars(self).items() if value or name not in ("ids", "shuffle")}
+        return {"name": self.name, **given, "env": self.env.to_json(), "agent": dict(vars(self.agent))}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Cell":
-        rest = {name: record[name] for name in ("split", "n", "k", "seed", "max_turns")}
-        if record.get("ids") is not None:
-            rest["ids"] = tuple(record["ids"])
-        rest["shuffle"] = bool(record.get("shuffle"))
-        return cls(env=EnvSpec.from_json(record["env"]), agent=AgentSpec.from_json(record["agent"]), **rest)
+        given = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        given |= {"env": EnvSpec.from_json(record["env"]), "agent": AgentSpec(**record["agent"])}
+        return cls(**given | ({"ids": tuple(given["ids"])} if given.get("ids") else {}))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ValueError, which names it, if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
+
+
+def read_values(path: Path) -> Any:
+    """The value in a JSON file (`.json`), or in a YAML file, where no key of a table may stand twice.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else. The message names the file.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            for place, (key, _) in enumerate(node.value):
+                if key.value in [before.value for before, _ in node.value[:place]]:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            return super().construct_mapping(node, deep)
+
+    text = read_text(path)
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: {error.problem or error.context}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from error

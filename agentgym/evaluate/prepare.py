@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core import registration
@@ -39,48 +39,41 @@ def check_agents(agents: Sequence[AgentSpec], serve_args: Sequence[str] = ()) ->
 
 def check_envs(cells: Sequence[Cell]) -> list[str]:
     """Notes on tasks and sandboxes. Raises ValueError unless each environment can be made, has the split and suits its agents."""
-    from agentgym.sandbox import SandboxError, describe
+    from agentgym.sandbox import SandboxError
 
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     by_env: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_env[cell.env.id].append(cell)
-    for own in by_env.values():
-        env = own[0].env
+    for id, own in by_env.items():
         try:
-            _check_needs(env)
-            image = _tried(env, [cell.agent for cell in own])
-            for cell in own:
-                tasks = cell.tasks()
-                if tasks.source:
-                    notes[f"{env.id}: tasks: {tasks.source}"] = None
-            if image:
-                notes[f"{env.id}: sandbox: {describe(env.kwargs.get('sandbox'), image)}"] = None
+            notes += dict.fromkeys(f"{id}: {note}" for note in _tried(own[0].env, own))
         except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
             # Most say which environment it is; those of other people's code need not.
             text = str(error) or type(error).__name__
-            raise ValueError(text if env.id in text else f"{env.id}: {text}") from error
+            raise ValueError(text if id in text else f"{id}: {text}") from error
         except Exception as error:
-            raise ValueError(f"{env.id}: cannot be made: {type(error).__name__}: {error}") from error
-    return list(notes)
+            raise ValueError(f"{id}: cannot be made: {type(error).__name__}: {error}") from error
+    return notes
 
 
-def _check_needs(env: EnvSpec) -> None:
-    """Raise ValueError if a package that an environment registers as required is not installed."""
-    made = (env.entry_point, env.kwargs)
-    if (missing := env.missing()) and made in ((e.entry_point, e.kwargs) for e in registration.registry.values()):
-        raise ValueError(f"{env.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
+def _tried(of: EnvSpec, cells: Sequence[Cell]) -> Iterator[str]:
+    """Make an environment, and close it; notes on its tasks and its sandboxes."""
+    from agentgym.sandbox import describe
 
-
-def _tried(of: EnvSpec, agents: Sequence[AgentSpec]) -> str | None:
-    """Make an environment, and close it; the image of its sandboxes."""
+    registered = ((known.entry_point, known.kwargs) for known in registration.registry.values())
+    if (missing := of.missing()) and (of.entry_point, of.kwargs) in registered:
+        raise ValueError(f"{of.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
     env = of.make()
     try:
-        for agent in agents:
-            check_plays(agent, env)
-        return getattr(env.unwrapped, "sandbox_image", None)
+        for cell in cells:
+            check_plays(cell.agent, env)
+        image = getattr(env.unwrapped, "sandbox_image", None)
     finally:
         asyncio.run(close_env(env))
+    yield from (f"tasks: {source}" for cell in cells if (source := cell.tasks().source))
+    if image:
+        yield f"sandbox: {describe(of.kwargs.get('sandbox'), image)}"
 
 
 async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
@@ -111,14 +104,8 @@ _SHOWN = 8
 async def probe(base_url: str, models: Sequence[str], api_key: str | None = None) -> str | None:
     """Ask an endpoint for its models; one that lists none is asked for one token by each model instead.
 
-    Args:
-        api_key: None: the environment variable OPENAI_API_KEY, if set.
-
-    Returns:
-        Why nothing is known of the endpoint, though it may work (it is busy); None where all is well.
-
-    Raises:
-        ValueError: nothing answers there, the key is refused, it is no chat endpoint, or it does not have a model.
+    Returns why nothing is known of the endpoint, though it may work (it is busy), or None. Raises ValueError if nothing answers
+    there, the key (default: OPENAI_API_KEY) is refused, it is no chat endpoint, or it does not have a model.
     """
     import aiohttp
 
@@ -129,11 +116,12 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
     limit = aiohttp.ClientTimeout(total=SECONDS)
     async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
         status, body = await _answer(session, "GET", listing)
-        names = _names(body) if status == 200 else None
-        if names:
+        if status == 200 and (names := _names(body)):
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             for model in models:
                 if model not in names:
-                    raise ValueError(f"{base_url} has no model {model!r}{nearest(model, names)}; it has {_list(names)}")
+                    has = ", ".join(names[:_SHOWN]) + more
+                    raise ValueError(f"{base_url} has no model {model!r}{nearest(model, names)}; it has {has}")
             return None
         if (unknown := _judged(base_url, status, body)) is not None:
             return unknown
@@ -141,10 +129,8 @@ async def probe(base_url: str, models: Sequence[str], api_key: str | None = None
             asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
             status, body = await _answer(session, "POST", chat, asked)
             if status in (404, 405):
-                answers = f"it answers {status}: {_words(body)}"
-                raise ValueError(
-                    f"{base_url} is not a chat endpoint, or has no model {model!r} ({answers}); base URLs usually end in /v1"
-                )
+                answers = f"it answers {status}: {_words(body)}); base URLs usually end in /v1"
+                raise ValueError(f"{base_url} is not a chat endpoint, or has no model {model!r} ({answers}")
             if (unknown := _judged(base_url, status, body)) is not None:
                 return unknown
     return None
@@ -184,16 +170,11 @@ async def _answer(session: aiohttp.ClientSession, method: str, url: str, body: A
     raise RuntimeError("unreachable: the last try returns or raises")
 
 
-def _names(body: bytes) -> list[str] | None:
+def _names(body: bytes) -> list[str]:
     try:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+        return []
 
 
 def _words(body: bytes) -> str:

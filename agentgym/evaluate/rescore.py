@@ -1,17 +1,16 @@
 """Grades stored episodes again: replays their replies in the current environments."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
-from agentgym.evaluate.store import Planned, Store, cells_of, effective, open_store, read_run, scan
+from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 from agentgym.storage.files import write_json
@@ -19,6 +18,7 @@ from agentgym.viewer.export import write_report
 
 BATCH = 512  # episodes that are in memory at a time
 _BY_ENV = ("terminated", "truncated")
+_NO_TASK = "the environment no longer has this task"
 
 
 @dataclass
@@ -46,9 +46,6 @@ class Rescored:
     new_reward: float | None = None
     old_success: float | None = None
     new_success: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def rescore(
@@ -78,56 +75,53 @@ async def rescore(
     source = f"{record['name']} of {record['created']}"
     if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:
         raise ValueError(f"{out} holds another run: choose another folder")
-    pairs = []
+    pairs: list[tuple[Cell, Path]] = []
+    plan: list[dict[str, Any]] = []
     cells = cells_of(run, record)
     ids = {cell.env.id for cell, _ in cells}
     for (cell, file), stored in zip(cells, record["cells"], strict=True):
-        added = _kwargs_of(cell.env.id, kwargs or {}, ids)
+        own = (kwargs or {}).get(cell.env.id, {})
+        if not isinstance(own, Mapping):
+            raise ValueError(f"the kwargs of {cell.env.id!r} alone must be an object, not {own!r}")
+        added = {key: value for key, value in (kwargs or {}).items() if key not in ids} | dict(own)
         now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **added}))
         await close_env(now.env.make())
-        pairs.append((now, file, Planned(now, stored["tasks"], stored.get("first_task", ""))))
+        plan.append({**now.to_json(), "tasks": stored["tasks"], "first_task": stored.get("first_task", "")})
+        pairs.append((now, file))
     settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
-    plan = [planned for _, _, planned in pairs]
     with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
-        for cell, file, _ in pairs:
+        for cell, file in pairs:
             await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
     results = results_in(out)
     write_json(out / "results.json", results.to_json())
     write_report(out, "evaluation")
-    return [summed(cell.name, file, store.file_of(cell)) for cell, file, _ in pairs], results
-
-
-def _kwargs_of(id: str, kwargs: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
-    own = kwargs.get(id, {})
-    if not isinstance(own, Mapping):
-        raise ValueError(f"the kwargs of {id!r} alone must be an object, not {own!r}")
-    return {**{key: value for key, value in kwargs.items() if key not in ids}, **own}
+    return [_summed(cell, store.file_of(cell)) for cell, _ in pairs], results
 
 
 async def _rescore_cell(
     store: Store, cell: Cell, file: Path, concurrency: int, limits: Limits, on_end: Callable[[Cell, Trajectory], None]
 ) -> None:
     there = scan(store.file_of(cell))
-    tasks: dict[str, Task] | None = None
-    both = there.done | there.failed
+    tasks = {task.id: task for task in cell.tasks()}
     # Failed episodes are copied once; failed replays are tried again.
+    both = there.done | there.failed
     waiting = (t for t in effective(file) if (t.task_id, t.sample) not in (both if t.failed else there.done))
     while batch := list(islice(waiting, BATCH)):
-        if tasks is None:
-            tasks = {task.id: task for task in cell.tasks()}
         before = {(t.task_id, t.sample): t for t in batch}
 
         def keep(trajectory: Trajectory, before: Mapping[tuple[str, int], Trajectory] = before) -> None:
-            merged = merge(before[trajectory.task_id, trajectory.sample], trajectory)
-            store.append(cell, merged)
-            on_end(cell, merged)
+            graded = _merged(before[trajectory.task_id, trajectory.sample], trajectory)
+            store.append(cell, graded)
+            on_end(cell, graded)
 
         for stored in batch:
             if stored.failed:
+                stored.metadata.pop("rescored", None)  # of an earlier replay: this one has not replayed it
                 store.append(cell, stored)
                 on_end(cell, stored)
             elif stored.task_id not in tasks:
-                keep(_lost(stored))
+                error = f"{stored.env}, task {stored.task_id!r}, turn 0: {_NO_TASK}"
+                keep(replace(stored, turns=[], final_observation=[], end="error", error=error, metrics={}))
         await run_many(
             cell.env.make,
             lambda episode, before=before: _policy(before[episode.task.id, episode.sample]),  # type: ignore[misc]
@@ -144,22 +138,17 @@ def _policy(stored: Trajectory) -> ScriptedPolicy:
     return ScriptedPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
 
 
-def _lost(stored: Trajectory) -> Trajectory:
-    error = f"{stored.env}, task {stored.task_id!r}, turn 0: the environment no longer has this task"
-    return replace(stored, turns=[], final_observation=[], end="error", error=error, metrics={})
-
-
-def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
+def _merged(stored: Trajectory, again: Trajectory) -> Trajectory:
     """The stored episode with the grades of its replay; the agent's side stays unchanged.
 
     `metadata["rescored"]` has the reward and the success before, and `differs`: the first turn at which the agent would
-    have been shown something else, or None.
+    have been shown something else, or the number of turns where only these or the end differ, or None.
     """
-    differs = None if again.failed else _first_difference(stored, again)
-    turns = [
-        replace(was, reward=now.reward, info=now.info, step_seconds=now.step_seconds)
-        for was, now in zip(stored.turns, again.turns, strict=False)
-    ]
+    pairs = list(zip(stored.turns, again.turns, strict=False))
+    alike = len(again.turns) == len(stored.turns) and again.end == stored.end
+    other = (turn for turn, (was, now) in enumerate(pairs) if was.observation != now.observation)
+    differs = None if again.failed else next(other, None if alike else len(again.turns))
+    turns = [replace(was, reward=now.reward, info=now.info, step_seconds=now.step_seconds) for was, now in pairs]
     grades = {"reward": stored.reward, "success": stored.success, "differs": differs}
     return replace(
         stored,
@@ -172,36 +161,23 @@ def merge(stored: Trajectory, again: Trajectory) -> Trajectory:
     )
 
 
-def _first_difference(stored: Trajectory, again: Trajectory) -> int | None:
-    """The first turn whose observation differs, or the number of turns if only the end or the length does."""
-    for turn, (was, now) in enumerate(zip(stored.turns, again.turns, strict=False)):
-        if was.observation != now.observation:
-            return turn
-    if len(again.turns) != len(stored.turns) or again.end != stored.end:
-        return len(again.turns)
-    return None
-
-
-def summed(name: str, before: Path, after: Path) -> Rescored:
-    found = Rescored(name)
-    sums = [0.0, 0.0, 0.0, 0.0]
-    failed_before = {(t.task_id, t.sample) for t in effective(before) if t.failed}
-    for trajectory in effective(after):
+def _summed(cell: Cell, file: Path) -> Rescored:
+    found, sums = Rescored(cell.name), [0.0, 0.0, 0.0, 0.0]
+    for trajectory in effective(file):
         found.episodes += 1
-        if trajectory.failed:
-            if (trajectory.task_id, trajectory.sample) in failed_before:
-                found.failed_before += 1
-            elif "no longer has this task" in (trajectory.error or ""):
-                found.missing += 1
-            else:
-                found.failed += 1
-            continue
-        was = trajectory.metadata["rescored"]
-        found.graded += 1
-        found.changed += (was["reward"], was["success"]) != (trajectory.reward, trajectory.success)
-        found.unfaithful += was["differs"] is not None
-        grades = (was["reward"], trajectory.reward, was["success"], trajectory.success)
-        sums = [total + grade for total, grade in zip(sums, grades, strict=True)]
+        was = trajectory.metadata.get("rescored")
+        if was is None:
+            found.failed_before += 1
+        elif trajectory.failed and (trajectory.error or "").endswith(_NO_TASK):
+            found.missing += 1
+        elif trajectory.failed:
+            found.failed += 1
+        else:
+            found.graded += 1
+            found.changed += (was["reward"], was["success"]) != (trajectory.reward, trajectory.success)
+            found.unfaithful += was["differs"] is not None
+            grades = (was["reward"], trajectory.reward, was["success"], trajectory.success)
+            sums = [total + grade for total, grade in zip(sums, grades, strict=True)]
     if found.graded:
         means = [total / found.graded for total in sums]
         found.old_reward, found.new_reward, found.old_success, found.new_success = means

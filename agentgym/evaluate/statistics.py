@@ -1,7 +1,6 @@
 """Statistics: clustered means and their intervals, pass@k, pass^k, paired differences. Plain functions of numbers."""
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -82,10 +81,9 @@ class ClusteredMean:
 
         `most`: independent episodes that the numbers can be worth; None: as many as there are.
         """
-        mean = self.mean
+        mean, variance = self.mean, self.variance
         if mean is None:
             return None
-        variance = self.variance
         most = self.count if most is None else most
         worth = min(mean * (1 - mean) / variance, most) if variance > 0 and 0 < mean < 1 else self.tasks
         centre = (mean + _Z95**2 / (2 * worth)) / (1 + _Z95**2 / worth)
@@ -142,33 +140,24 @@ def ks_of(samples: int) -> list[int]:
     return [*(2**i for i in range(samples.bit_length()) if 2**i < samples), samples]
 
 
-def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> tuple[dict[int, float], dict[int, float]]:
-    """pass@k and pass^k by k up to `samples`, each a mean over the tasks with at least k episodes.
+Passes = tuple[dict[int, float], dict[int, float], dict[int, Interval], dict[int, Interval]]
+
+
+def passes(outcomes: Iterable[tuple[int, int]], samples: int) -> Passes:
+    """pass@k, pass^k, and the 95% Wilson intervals of both, by k up to `samples`; means over the tasks with at least k episodes.
 
     `outcomes` are `(episodes, successes)` of each task.
     """
-    alike = Counter(outcomes)
-    at, hat = {}, {}
-    for k in ks_of(samples):
-        enough = [(n, c, tasks) for (n, c), tasks in alike.items() if n >= k]
-        if tasks := sum(tasks for _, _, tasks in enough):
-            at[k] = math.fsum(pass_at_k(n, c, k) * many for n, c, many in enough) / tasks
-            hat[k] = math.fsum(pass_hat_k(n, c, k) * many for n, c, many in enough) / tasks
-    return at, hat
-
-
-def pass_intervals(
-    outcomes: Iterable[tuple[int, int]], samples: int
-) -> tuple[dict[int, Interval], dict[int, Interval]]:
-    """95% Wilson intervals of pass@k and pass^k by k, over tasks, each with its own estimate; arguments as in `passes`."""
-    found: tuple[dict[int, Interval], dict[int, Interval]] = {}, {}
+    found: Passes = {}, {}, {}, {}
+    at, hat, at_interval, hat_interval = found
     played = sorted(outcomes)  # whose order must not change the last bits
     for k in ks_of(samples):
         enough = [(n, c) for n, c in played if n >= k]
-        for intervals, estimate in zip(found, (pass_at_k, pass_hat_k), strict=True):
-            mean = ClusteredMean.of([estimate(n, c, k)] for n, c in enough)
-            if (interval := mean.share_interval(sum(n for n, _ in enough))) is not None:
-                intervals[k] = interval
+        for estimate, means, intervals in ((pass_at_k, at, at_interval), (pass_hat_k, hat, hat_interval)):
+            values = [estimate(n, c, k) for n, c in enough]
+            interval = ClusteredMean.of([value] for value in values).share_interval(sum(n for n, _ in enough))
+            if interval is not None:
+                means[k], intervals[k] = math.fsum(values) / len(values), interval
     return found
 
 
@@ -214,8 +203,6 @@ _SAME = 1e-9
 
 def sign_test(wins: int, losses: int) -> float:
     """Two-sided exact p-value of wins and losses if both are equally likely; 1.0 without any."""
-    n, fewer = wins + losses, min(wins, losses)
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(fewer + 1)
-    ]
+    n, lgamma = wins + losses, math.lgamma
+    logs = (lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) - n * math.log(2) for i in range(min(wins, losses) + 1))
     return min(1.0, 2 * math.fsum(map(math.exp, logs)))

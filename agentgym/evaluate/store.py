@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +34,6 @@ from agentgym.storage.locks import hold
 
 FORMAT = 1
 Key = tuple[str, int]  # of an episode in its cell: the task's id and the sample
-
-# Addresses and patience do not change a model's answers: a server may come back on another port.
 _MAY_DIFFER = ASKING | {"base_url"}
 
 
@@ -49,22 +48,6 @@ class Stored:
     done: set[Key] = field(default_factory=set)
     failed: set[Key] = field(default_factory=set)
     spent: Spent = field(default_factory=Spent)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A cell, and what is known of it here.
-
-    Attributes:
-        tasks: how many it has.
-        mark: a digest of its first task, which differs for other data.
-        served: what the servers of its environment tell; see `agentgym.service.client.lookup.told_of`.
-    """
-
-    cell: Cell
-    tasks: int
-    mark: str = ""
-    served: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Store:
@@ -89,7 +72,12 @@ class Store:
 
     def append(self, cell: Cell, trajectory: Trajectory) -> None:
         """Store an episode that has ended. After a StoreError the file is as it was before."""
-        descriptor, size = self._files.get(cell.name) or self._open(cell)
+        if cell.name not in self._files:
+            path = self.file_of(cell)
+            mend(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
+        descriptor, size = self._files[cell.name]
         line = line_of(trajectory.to_json()).encode()
         try:
             written = os.write(descriptor, line)
@@ -97,24 +85,14 @@ class Store:
                 written += os.write(descriptor, line[written:])
         except OSError as error:
             os.ftruncate(descriptor, size)
-            raise StoreError(
-                f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; earlier episodes are safe:"
-                " free disk space and run the same command again"
-            ) from error
+            safe = "earlier episodes are safe: free disk space and run the same command again"
+            raise StoreError(f"{self.file_of(cell)}: cannot store an episode: {error.strerror}; {safe}") from error
         self._files[cell.name] = (descriptor, size + len(line))
-
-    def _open(self, cell: Cell) -> tuple[int, int]:
-        path = self.file_of(cell)
-        path.parent.mkdir(exist_ok=True)
-        mend(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
-        return self._files[cell.name]
 
 
 def open_store(
     path: Path,
-    plan: Sequence[Planned],
+    plan: Sequence[dict[str, Any]],
     *,
     settings: Mapping[str, Any],
     prices: Mapping[str, Any] | None = None,
@@ -123,7 +101,9 @@ def open_store(
     """Make a run folder, or take up the one that is there: its cells, and those of `plan` that it does not have yet.
 
     Args:
-        path: the folder; its name is the run's.
+        plan: of each cell `Cell.to_json`, how many `tasks` it has, and what is known of it here: `first_task`, a digest of its
+            first task, which differs for other data, and `served`, what the servers of its environment tell; see
+            `agentgym.service.client.lookup.told_of`.
         settings: limits, budget, retries, concurrency, as JSON; they may differ from those of the last start.
 
     Raises:
@@ -133,7 +113,9 @@ def open_store(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _check_is_ours(path)
+        others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
+        if others and "run.json" not in others:
+            raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
         lock = hold(path)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({error.strerror}): choose another folder") from error
@@ -180,11 +162,7 @@ def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
 
 
 def scan(path: Path) -> Stored:
-    """Read a file of episodes once from end to end; only keys and sums stay in memory.
-
-    Raises:
-        ValueError: a line other than the last is broken.
-    """
+    """Read a file of episodes once from end to end; only keys and sums stay in memory. Raises as `effective`."""
     found = Stored()
     for _, record in _records(path):
         key = (record["task_id"], record["sample"])
@@ -197,8 +175,7 @@ def scan(path: Path) -> Stored:
 def effective(path: Path) -> Iterator[Trajectory]:
     """The effective episodes of a file, one at a time, in the order of their lines; none where there is no file.
 
-    Raises:
-        ValueError: a line other than the last is broken.
+    Raises ValueError for a broken line before the last.
     """
     # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
     chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
@@ -253,91 +230,73 @@ def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[
             offset += len(line)
 
 
-def _folders(plan: Sequence[Planned]) -> Iterator[str]:
+def _folders(plan: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The folders of environment modules that were named by value: another process may not find them."""
-    for planned in plan:
-        env = planned.cell.env
-        module, _, name = str(env.entry_point).partition(":")
+    registered = {known.entry_point for known in registration.registry.values()}
+    for entry_point in {record["env"]["entry_point"] for record in plan} - registered:
+        module, _, name = entry_point.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
-        if name and file and env.entry_point not in {known.entry_point for known in registration.registry.values()}:
+        if name and file:
             parts = module.count(".") + (Path(file).name == "__init__.py")
             yield str(Path(file).resolve().parents[parts])
 
 
-def _check_is_ours(path: Path) -> None:
-    others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
-    if others and "run.json" not in others:
-        raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
-
-
-def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[Planned]) -> list[dict[str, Any]]:
+def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of all cells: those that are there, grown where the plan asks for more, and the plan's new ones."""
     cells = {record["name"]: record for record in present}
     files = {record["file"].casefold() for record in present}
-    seen: set[str] = set()
-    for planned in plan:
-        cell = planned.cell
-        if cell.name in seen:
-            raise ValueError(f"two cells are named {cell.name!r}: give agents and environments unique names")
-        seen.add(cell.name)
-        # Both sides must have gone through JSON, which makes lists of tuples.
-        record = json.loads(json.dumps(cell.to_json()))
-        extent = {"tasks": planned.tasks, "first_task": planned.mark}
-        old = cells.get(cell.name)
-        if served := planned.served or (old or {}).get("served"):
-            extent["served"] = served
+    for name, times in Counter(record["name"] for record in plan).items():
+        if times > 1:
+            raise ValueError(f"two cells are named {name!r}: give agents and environments unique names")
+    for record in json.loads(json.dumps(plan)):  # as those present, which went through JSON: it makes lists of tuples
+        old = cells.get(record["name"])
+        if served := record.pop("served", None) or (old or {}).get("served"):
+            record["served"] = served
         if old is None:
-            cells[cell.name] = {**record, **extent, "file": _file_for(cell, files)}
-            files.add(cells[cell.name]["file"].casefold())
-            continue
-        if differences := _differences(old, {**record, **extent}):
-            raise ValueError(
-                f"{path} holds {cell.name} with other settings: {'; '.join(differences)}; use the same settings, or choose"
-                " another folder"
-            )
-        grown = {
-            "n": None if None in (old["n"], cell.n) else max(old["n"], cell.n or 0),
-            "k": max(old["k"], cell.k),
-            "tasks": max(old["tasks"], planned.tasks),
-        }
-        cells[cell.name] = {**record, **extent, **grown, "file": old["file"]}
+            record["file"] = _file_for(record["name"], files)
+            files.add(record["file"].casefold())
+        elif differences := _differences(old, record):
+            found = f"{record['name']} with other settings: {'; '.join(differences)}"
+            raise ValueError(f"{path} holds {found}; use the same settings, or choose another folder")
+        else:
+            record["n"] = None if None in (old["n"], record["n"]) else max(old["n"], record["n"])
+            record |= {
+                "k": max(old["k"], record["k"]),
+                "tasks": max(old["tasks"], record["tasks"]),
+                "file": old["file"],
+            }
+        cells[record["name"]] = record
     return list(cells.values())
 
 
-def _file_for(cell: Cell, taken: set[str]) -> str:
+def _file_for(cell: str, taken: set[str]) -> str:
     """A file name that no other cell has, on file systems too that do not tell capitals from small letters."""
-    stem = cell.file_name.removesuffix(".jsonl").encode()[:200].decode(errors="ignore")
+    stem = re.sub(r"[^\w.@+-]+", "-", cell).strip("-.").encode()[:200].decode(errors="ignore")
     names = (f"episodes/{stem}{f'-{number}' if number > 1 else ''}.jsonl" for number in range(1, len(taken) + 2))
     return next(name for name in names if name.casefold() not in taken)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences in what is measured: "seed was 0, is now 1"."""
-    measured: dict[str, tuple[Any, Any]] = {}
-    for name in ("split", "seed", "max_turns", "ids", "shuffle"):
-        measured |= _compared(name, old.get(name), new.get(name))
-    for name in ("entry_point", "kwargs"):
-        measured |= _compared(f"env {name}", old["env"].get(name, {}), new["env"].get(name, {}))
-    was, now = (record.get("served") or {} for record in (old, new))
-    for name in sorted(was.keys() & now.keys()):
-        # The source of a split may be a folder on whichever machine serves it.
-        told = ({key: value for key, value in one[name].items() if key != "source"} for one in (was, now))
-        measured |= _compared(f"the server's {name}", *told)
-    measured |= _compared("agent kind", old["agent"]["kind"], new["agent"]["kind"])
-    settings = _compared("", old["agent"]["settings"], new["agent"]["settings"])
-    measured |= {name: values for name, values in settings.items() if name not in _MAY_DIFFER}
-    found = [f"{name} was {_short(was)}, is now {_short(now)}" for name, (was, now) in measured.items()]
-    if not found and old.get("first_task") and new["first_task"] and old["first_task"] != new["first_task"]:
-        found.append("the data has changed: its first task is another one")
-    return found
+    told = sorted((old.get("served") or {}).keys() & (new.get("served") or {}).keys())
+    was, now = _measured(old, told), _measured(new, told)
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    marks = [record.get("first_task") for record in (old, new)]
+    if not names and all(marks) and marks[0] != marks[1]:
+        return ["the data has changed: its first task is another one"]
+    return [f"{name} was {_short(was.get(name))}, is now {_short(now.get(name))}" for name in names]
 
 
-def _compared(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Differences between two values, by key where both are objects."""
-    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        return {} if old == new else {name: (old, new)}
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return {f"{name} {key}".strip(): (old.get(key), new.get(key)) for key in keys}
+def _measured(record: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
+    """What makes the measurement of a cell, by names for people. `told`: what of the servers' answers counts."""
+    found = {name: record.get(name) for name in ("split", "seed", "max_turns", "ids", "shuffle")}
+    found["env entry_point"] = record["env"]["entry_point"]
+    found |= {f"env kwargs {name}": value for name, value in record["env"].get("kwargs", {}).items()}
+    for each in told:  # the source of a split may be a folder on whichever machine serves it
+        found |= {f"the server's {each} {k}": v for k, v in record["served"][each].items() if k != "source"}
+    found["agent kind"] = record["agent"]["kind"]
+    # Addresses and patience do not change a model's answers: a server may come back on another port.
+    return found | {name: value for name, value in record["agent"]["settings"].items() if name not in _MAY_DIFFER}
 
 
 def _short(value: Any) -> str:

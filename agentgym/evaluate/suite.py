@@ -1,30 +1,18 @@
-"""A suite: everything `agentgym eval` plays, read from a YAML file or made from the command line.
-
-name: small                     # of the run's folder; default: the file's name
-n: 50                           # tasks of each environment, the first of the split; default 100, or all
-k: 4                            # episodes of each task
-concurrency: 32
-limits: {cost: 2.5, seconds: 3600}
-agents:
-  - {model: my-model, base_url: "http://localhost:8000/v1", temperature: 0.7}
-  - policy: expert
-envs:
-  - frozen_lake
-  - {id: gsm8k, kwargs: {data: own}, n: 20, agents: [my-model]}
-"""
+"""A suite: everything `agentgym eval` plays, read from a YAML file (`examples/suite.yaml` is one) or made from the command line."""
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.usage_error import instead
-from agentgym.evaluate import agents as kinds
+from agentgym.evaluate import agents
 from agentgym.evaluate.budget import Budget, Prices
-from agentgym.evaluate.plan import AgentSpec, Cell
+from agentgym.evaluate.plan import AgentSpec, Cell, read_values
 from agentgym.evaluate.store import cells_of, read_run
 from agentgym.rollout.episode import Limits
 
@@ -42,14 +30,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _EXTENT = {"split": _TEXT, "n": _COUNT, "k": _WHOLE, "seed": _WHOLE, "max_turns": _WHOLE, "shuffle": _SWITCH}
 _SUITE = {
-    "name": _TEXT,
+    **dict.fromkeys(("name", "prices"), _TEXT),
     **_EXTENT,
-    "concurrency": _WHOLE,
-    "retries": _WHOLE,
-    "limits": _TABLE,
-    "prices": _TEXT,
-    "agents": _LIST,
-    "envs": _LIST,
+    **dict.fromkeys(("concurrency", "retries"), _WHOLE),
+    **{"limits": _TABLE, "agents": _LIST, "envs": _LIST},
 }
 _ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "tasks": _LIST, "agents": _LIST}
 _AGENT = {
@@ -69,17 +53,13 @@ _EPISODE_LIMITS = {
     "answer_seconds": "act_timeout",
     "step_seconds": "step_timeout",
 }
-_POLICIES: dict[str, Callable[..., AgentSpec]] = {
-    "expert": kinds.expert,
-    "random": kinds.random_agent,
-    "null": kinds.null,
-}
 # The key in an agent's entry that says which kind it is, and what makes its spec.
 _AGENTS: dict[str, Callable[..., AgentSpec]] = {
-    "model": kinds.chat,
-    "serve": kinds.chat,
-    "agent": kinds.python,
-    "script": kinds.scripted_file,
+    "model": agents.chat,
+    "serve": agents.chat,
+    "policy": agents.built_in,
+    "agent": agents.python,
+    "script": agents.scripted_file,
 }
 
 
@@ -97,22 +77,8 @@ class Suite:
 
 
 def read_suite(path: Path) -> dict[str, Any]:
-    """The object in a YAML file. Files that it names are found from its own folder on.
-
-    Raises:
-        ValueError: there is no such file, or it holds no table, or names a key twice.
-    """
-    import yaml
-
-    try:
-        record = yaml.load(path.read_text(encoding="utf-8"), _loader())
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{path}{line}: {error.problem or error.context}") from error
+    """The object in a YAML file. Files that it names are found from its own folder on. Raises as `read_values`."""
+    record = read_values(path)
     if not isinstance(record, dict):
         raise ValueError(f"{path}: a suite is a table with agents and envs, not {record!r:.60}")
     record.setdefault("name", path.stem)
@@ -132,9 +98,9 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
             tasks are not checked.
     """
     _check(record, _SUITE, "the suite")
-    for name in ("agents", "envs"):
-        if not record.get(name):
-            raise ValueError(f"the suite needs {name}")
+    for key in ("agents", "envs"):
+        if not record.get(key):
+            raise ValueError(f"the suite needs {key}")
     found: dict[str, AgentSpec] = {}
     for entry in record["agents"]:
         agent = _agent_of(entry)
@@ -142,67 +108,47 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
             raise ValueError(f"two agents are called {agent.name!r}: give one another name:")
         found[agent.name] = agent
     cells = [cell for entry in record["envs"] for cell in _cells_of(entry, record, found, find)]
-    twice = {cell.name for cell in cells if [c.name for c in cells].count(cell.name) > 1}
-    if twice:
-        raise ValueError(f"{min(twice)} is there twice: give one of the environments another name:")
+    name, times = Counter(cell.name for cell in cells).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{name} is there twice: give one of the environments another name:")
     prices = Prices.load(record["prices"]) if record.get("prices") else None
     limits, budget = limits_of(record.get("limits") or {}, Limits(), Budget())
-    suite = Suite(record.get("name") or cells[0].name, tuple(cells), limits=limits, budget=budget, prices=prices)
-    least = {"concurrency": 1, "retries": 0}
-    counts: dict[str, Any] = {name: _at_least(record, name, least[name]) for name in least if name in record}
-    return replace(suite, **counts)
+    _at_least(record, concurrency=1, retries=0)
+    counts: dict[str, Any] = {key: record[key] for key in ("concurrency", "retries") if record.get(key) is not None}
+    return Suite(
+        record.get("name") or cells[0].name, tuple(cells), limits=limits, budget=budget, prices=prices, **counts
+    )
 
 
 def suite_in(path: Path) -> Suite:
     """The suite that a run folder was made for, to go on with it."""
     record = read_run(path)
-    settings, prices = record["settings"], record["prices"]
-    return Suite(
-        name=record["name"],
-        cells=tuple(cell for cell, _ in cells_of(path, record)),
-        concurrency=settings["concurrency"],
-        retries=settings["retries"],
-        limits=Limits(**settings["limits"]),
-        budget=Budget(**settings["budget"]),
-        prices=None if prices is None else Prices.from_json(prices),
-    )
+    settings, prices = record["settings"], record["prices"] and Prices.from_json(record["prices"])
+    cells = tuple(cell for cell, _ in cells_of(path, record))
+    limits, budget = Limits(**settings["limits"]), Budget(**settings["budget"])
+    return Suite(record["name"], cells, settings["concurrency"], settings["retries"], limits, budget, prices)
 
 
 def _agent_of(entry: Any) -> AgentSpec:
     if isinstance(entry, str):
-        entry = {"policy": entry} if entry in _POLICIES else {"agent": entry}
+        entry = {"policy" if entry in agents.BUILT_IN else "agent": entry}
     if not isinstance(entry, Mapping):
-        raise ValueError(f"an agent is a table with model, serve, policy, agent or script, not {entry!r:.60}")
-    given = dict(entry)
-    _check({name: value for name, value in given.items() if name in _AGENT}, _AGENT, "an agent")
-    if "policy" in given:
-        policy = given.pop("policy")
-        if policy not in _POLICIES:
-            raise ValueError(f"no policy {policy!r}{instead(policy, _POLICIES)}")
-        return _made(_POLICIES[policy], given, f"agent {policy!r}", ())
-    kind = next((name for name in _AGENTS if name in given), None)
+        raise ValueError(f"an agent is a table with {', '.join(_AGENTS)}, not {entry!r:.60}")
+    kind = next((name for name in _AGENTS if entry.get(name) is not None), None)
     if kind is None:
-        raise ValueError(f"an agent needs one of model, serve, policy, agent, script: {dict(entry)!r:.100}")
-    where = f"agent {str(given[kind])!r}"
+        raise ValueError(f"an agent needs one of {', '.join(_AGENTS)}: {dict(entry)!r:.100}")
+    make = _AGENTS[kind]
+    _check(entry, {name: _AGENT[name] for name in inspect.signature(make).parameters}, f"agent {str(entry[kind])!r}")
+    given = dict(entry)
     if kind == "serve":
-        given.setdefault("model", Path(str(given["serve"])).resolve().name)
+        given.setdefault("model", Path(entry["serve"]).resolve().name)
     elif kind == "model":
         given.setdefault("base_url", os.environ.get("OPENAI_BASE_URL") or None)
-    else:
-        given[{"agent": "target", "script": "path"}[kind]] = given.pop(kind)
-    return _made(_AGENTS[kind], given, where, ("target", "path"))
-
-
-def _made(make: Callable[..., AgentSpec], given: Mapping[str, Any], where: str, hidden: Sequence[str]) -> AgentSpec:
-    known = [name for name in inspect.signature(make).parameters if name not in hidden]
-    for name in given:
-        if name not in known and name not in hidden:
-            raise ValueError(f"{where} has no {name!r}{instead(name, known)}")
     return make(**given)
 
 
 def _cells_of(
-    entry: Any, suite: Mapping[str, Any], agents: Mapping[str, AgentSpec], find: Callable[[str], EnvSpec]
+    entry: Any, suite: Mapping[str, Any], known: Mapping[str, AgentSpec], find: Callable[[str], EnvSpec]
 ) -> list[Cell]:
     if isinstance(entry, str):
         entry = {"id": entry}
@@ -210,11 +156,16 @@ def _cells_of(
         raise ValueError(f"an environment is an id, or a table with one, not {entry!r:.60}")
     where = f"environment {entry['id']!r}"
     _check(entry, _ENV, where)
-    names = list(agents) if entry.get("agents") is None else entry["agents"]
+    names = list(known) if entry.get("agents") is None else entry["agents"]
     for name in names:
-        if not isinstance(name, str) or name not in agents:
-            raise ValueError(f"{where}: no agent {name!r}{instead(name, agents)}")
-    env = _env_of(entry, find)
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"{where}: no agent {name!r}{instead(name, known)}")
+    try:
+        env = find(entry["id"])
+        env.load()
+    except (ImportError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    env = replace(env, id=entry.get("name") or env.id, kwargs={**env.kwargs, **(entry.get("kwargs") or {})})
     given = {name: value for part in (suite, entry) for name, value in part.items() if value is not None}
     extent = {"n": TASKS} | {name: given[name] for name in _EXTENT if name in given}
     if isinstance(extent["n"], str):
@@ -223,21 +174,8 @@ def _cells_of(
         extent["n"] = None
     if entry.get("tasks"):
         extent |= {"ids": tuple(dict.fromkeys(map(str, entry["tasks"]))), "n": None}
-    for name in ("n", "k", "max_turns"):
-        if extent.get(name) is not None:
-            _at_least(extent, name, 1)
-    return [Cell(env, agents[name], **extent) for name in names]
-
-
-def _env_of(entry: Mapping[str, Any], find: Callable[[str], EnvSpec]) -> EnvSpec:
-    """The spec with the entry's kwargs, and its name as id."""
-    try:
-        found = find(entry["id"])
-        found.load()
-    except (ImportError, TypeError) as error:
-        raise ValueError(str(error)) from error
-    kwargs = {**found.kwargs, **(entry.get("kwargs") or {})}
-    return replace(found, id=entry.get("name") or found.id, kwargs=kwargs)
+    _at_least(extent, n=1, k=1, max_turns=1)
+    return [Cell(env, known[name], **extent) for name in names]
 
 
 def limits_of(record: Mapping[str, Any], limits: Limits, budget: Budget) -> tuple[Limits, Budget]:
@@ -264,26 +202,7 @@ def _check(record: Mapping[str, Any], known: Mapping[str, str], where: str) -> N
             raise ValueError(f"{where}: {name} must be {wanted}, not {value!r:.60}")
 
 
-def _at_least(record: Mapping[str, Any], name: str, least: int) -> int:
-    if record[name] < least:
-        raise ValueError(f"{name} must be at least {least}, not {record[name]}")
-    return record[name]
-
-
-def _loader() -> Any:
-    """YAML's safe loader, for which a key that stands twice is a mistake."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def table(loader: Any, node: Any) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            seen.add(key.value)
-        return loader.construct_mapping(node, deep=True)
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
-    return Loader
+def _at_least(record: Mapping[str, Any], **least: int) -> None:
+    for name, low in least.items():
+        if record.get(name) is not None and record[name] < low:
+            raise ValueError(f"{name} must be at least {low}, not {record[name]}")

@@ -1,27 +1,16 @@
-"""Results as tables for a terminal of 80 columns; plain text elsewhere."""
+"""Results as tables for a terminal of 80 columns, plain text elsewhere; and the formats of numbers and names in them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from agentgym.evaluate.formats import (
-    NOTHING,
-    count,
-    cut,
-    duration,
-    half_width,
-    money,
-    number,
-    one_line,
-    percent,
-    percent_range,
-)
 from agentgym.evaluate.plan import cell_name
-from agentgym.evaluate.results import CellResult, Part, Results
+from agentgym.evaluate.results import CUT, CellResult, Part, Results
 
+NOTHING = "-"  # where there is no number
 NARROWEST_NAME = 14
 WIDEST_NAME = 60
 # Columns that a narrow terminal drops, in this order.
@@ -35,10 +24,14 @@ _Column = tuple[str, str, Callable[[CellResult], _Lines]]
 def results_table(results: Results, parts: bool = False) -> RenderableType:
     """The results of a run for a terminal; with `parts`, also the tables by tag and by difficulty."""
     cells = results.cells
-    shown: list[RenderableType] = [table_of(cells)]
-    if parts:
-        shown += map(part_tables, cells)
-    shown += [Text(text, style="yellow") for text in _smaller_splits(cells)]
+    shown: list[RenderableType] = [table_of(cells), *map(part_tables, cells if parts else ())]
+    # The environments with fewer tasks than were asked for.
+    smaller = [cell for cell in cells if cell.asked is not None and cell.planned // cell.samples < cell.asked]
+    texts = [
+        f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more"
+        for cell in smaller
+    ]
+    shown += [Text(text, style="yellow") for text in dict.fromkeys(texts)]
     missing = sum(cell.planned - cell.episodes - cell.errors for cell in cells)
     if results.stopped or missing > 0:
         why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""
@@ -47,15 +40,6 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
     failures = [cell.agent_failures for cell in cells]
     shown += _by_cause("agent failures (played, at the environment's least reward)", cells, failures)
     return Group(*shown, *_cut(cells), *_by_cause("errors by cause", cells, [cell.error_texts for cell in cells]))
-
-
-def _smaller_splits(cells: Cells) -> Iterable[str]:
-    """Lines that name the environments with fewer tasks than were asked for."""
-    return dict.fromkeys(
-        f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more"
-        for cell in cells
-        if cell.asked is not None and cell.planned // cell.samples < cell.asked
-    )
 
 
 def table_of(cells: Cells) -> RenderableType:
@@ -74,8 +58,8 @@ class _CellTable:
         longest = max((len(part) for name in names for part in name), default=0)
         columns = [c for c in _columns(self._cells) if any(c[2](cell) != (NOTHING, "") for cell in self._cells)]
         for spared in (*SPARED, None):
-            widths = [max(len(text) for text in _texts(column, self._cells)) + 1 for column in columns]
-            room = options.max_width - sum(widths)
+            texts = [[*c[:2], *(text for cell in self._cells for text in c[2](cell))] for c in columns]
+            room = options.max_width - sum(max(map(len, column)) + 1 for column in texts)
             if room >= min(longest, NARROWEST_NAME) or spared is None:
                 break
             columns = [column for column in columns if not column[0].startswith(spared)]
@@ -105,10 +89,6 @@ def _columns(cells: Cells) -> list[_Column]:
     ]
 
 
-def _texts(column: _Column, cells: Cells) -> list[str]:
-    return [*column[:2], *(text for cell in cells for text in column[2](cell))]
-
-
 def _name_lines(cell: CellResult) -> _Lines:
     return one_line(cell_name(cell.env, cell.split, "")), one_line(f"@{cell.agent}") if cell.agent else ""
 
@@ -131,10 +111,8 @@ def _with_errors(cell: CellResult | Part) -> _Lines:
 def _pass(cell: CellResult, told: bool) -> _Lines:
     """pass@k and pass^k of the largest k, named in the heading or here; k = 1 is the success."""
     k = max(cell.pass_at, default=1)
-    if k == 1:
-        return NOTHING, ""
     at, hat = ("", "") if told else (f"@{k} ", f"^{k} ")
-    return f"{at}{percent(cell.pass_at[k])}", f"{hat}{percent(cell.pass_hat[k])}"
+    return (NOTHING, "") if k == 1 else (f"{at}{percent(cell.pass_at[k])}", f"{hat}{percent(cell.pass_hat[k])}")
 
 
 def _pass_interval(cell: CellResult) -> _Lines:
@@ -175,16 +153,15 @@ def _two(lines: Sequence[str]) -> Text:
     return Text("\n".join(lines).rstrip("\n"))
 
 
-def _cut(cells: Cells) -> list[RenderableType]:
+def _cut(cells: Cells) -> Iterator[RenderableType]:
     """The number of cut answers by cause; a warning where these are many."""
-    lines = []
     for cell in cells:
         if cell.cut:
             warning = "warning: " if cell.much_cut else ""
             name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
-            text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {cell.cut_words}"
-            lines.append(Text(text, style="yellow" if cell.much_cut else ""))
-    return list(lines)
+            causes = ", ".join(f"{cell.finish_reasons[why]:,} x {why}" for why in CUT if why in cell.finish_reasons)
+            text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {causes}"
+            yield Text(text, style="yellow" if cell.much_cut else "")
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:
@@ -195,3 +172,75 @@ def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> 
         for text, times in sorted(causes.items(), key=lambda item: -item[1])
     ]
     return [Text(f"\n{title}", style="bold"), *(Text(line, overflow="fold") for line in lines)] if lines else []
+
+
+def percent(share: float | None) -> str:
+    """0.875 as 87.5%."""
+    return NOTHING if share is None else f"{share:.1%}"
+
+
+def percent_range(low: float | None, high: float | None) -> str:
+    """0.821 and 0.913 as 82.1-91.3."""
+    return NOTHING if low is None or high is None else f"{100 * low:.1f}-{100 * high:.1f}"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, or the whole part of large numbers: 0.875, 12.5, 1,234, 2.1e+09."""
+    if value is None:
+        return NOTHING
+    if abs(value) >= 1e6 or 0 < abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def half_width(low: float | None, high: float | None) -> str:
+    """Half the width of a symmetric interval, as ±0.02; empty if the width is zero or unknown."""
+    return "" if low is None or high is None or low == high else f"±{(high - low) / 2:.2g}"
+
+
+def count(value: float | None) -> str:
+    """At most five characters: 999, 1.2k, 34k, 1.2M."""
+    if value is None:
+        return NOTHING
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            scaled = value / size
+            return f"{scaled:.1f}{letter}" if scaled < 9.95 else f"{scaled:.0f}{letter}"
+    return f"{value:.0f}"
+
+
+def money(dollars: float | None) -> str:
+    """US dollars: $0.0031, $0.42, $12.50, $1,234."""
+    if dollars is None:
+        return NOTHING
+    if dollars >= 1000:
+        return f"${dollars:,.0f}"
+    return f"${dollars:.2f}" if dollars >= 0.1 or dollars == 0 else f"${dollars:.2g}"
+
+
+def duration(seconds: float | None) -> str:
+    """4.2 s, 75 s, 12 min, 3.4 h, 2.1 d."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    for size, name in ((86_400, "d"), (3_600, "h")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def cut(text: str, width: int) -> str:
+    """Shorten a name to `width` by cutting its middle, since names differ at their ends."""
+    if len(text) <= width:
+        return text
+    if width < 2:
+        return text[:width]
+    end = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def one_line(text: str) -> str:
+    """Untrusted text as one terminal line: control characters are written as escapes."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in words)

@@ -5,20 +5,20 @@ import hashlib
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.resources import files as package_files
-from itertools import combinations, islice
+from itertools import islice, permutations, zip_longest
 from pathlib import Path
 from typing import Any
 
 from agentgym import __version__
 from agentgym.storage.files import write_text
 from agentgym.viewer import answers
-from agentgym.viewer.answers import BadRequest
+from agentgym.viewer.answers import BadRequest, details, with_results
 from agentgym.viewer.index import EpisodeFile, NotServed, encoded
 from agentgym.viewer.query import OUTCOMES, Found
 from agentgym.viewer.run import Kind, Run, Runs, run_id
-from agentgym.viewer.summary import details, with_results
 
 # Sizes that browsers open without stalling.
 MOST_BYTES, REPORT_BYTES = 200_000_000, 20_000_000
@@ -27,18 +27,10 @@ MOST_COMPARED = 4
 # Of the episodes of a report: how many of each outcome, and how many are searched for them, since errors are rare.
 OF_EACH_OUTCOME = 3
 LOOKED_THROUGH = 5_000
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-}
+TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _ONLY_DETAILS = frozenset({"cells", "steps", "results", "config", "versions", "problems"})
 _STYLE = re.compile(r'<link\s+rel="stylesheet"\s+href="([\w.-]+)"\s*/?>')
 _SCRIPT = re.compile(r'<script\s+(?:defer\s+)?src="([\w.-]+)"(?:\s+defer)?\s*></script>')
-_ELSEWHERE = re.compile(r"""\b(?:src|href|action)\s*=\s*["'](?!#|data:)""", re.IGNORECASE)
-_FETCHED = re.compile(r"""@import|url\((?!['"]?(?:data:|#))""", re.IGNORECASE)
 
 
 @dataclass
@@ -52,32 +44,24 @@ class Exported:
     note: str | None
 
 
-@dataclass
-class _Data:
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, Any] = field(default_factory=dict)
-    episodes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    compare: dict[str, Any] = field(default_factory=dict)
+def _empty() -> dict[str, Any]:
+    names = ("details", "metrics", "rows", "episodes", "compare")
+    return {"exported": time.time(), "version": __version__, "runs": [], **{name: {} for name in names}}
 
-    def add(self, run: Run, shown: dict[str, Any], rows: Iterable[Found], whole: Iterable[Found]) -> None:
-        self.details[run.id] = shown
-        self.runs.append({name: shown[name] for name in shown if name not in _ONLY_DETAILS})
-        self.metrics[run.id] = run.metrics.update()
-        self.rows[run.id] = [run.row_json(file, row) for file, row in rows]
-        chosen = (answers.whole_episode(run, file, row) for file, row in whole)
-        self.episodes[run.id] = {answer["row"]["key"]: answer for answer in chosen}
 
-    def page(self, note: str | None, home: str | None = None) -> str:
-        return page_of({"exported": time.time(), "version": __version__, "note": note, "home": home, **vars(self)})
+def _add(data: dict[str, Any], run: Run, shown: dict[str, Any], rows: Iterable[Found], whole: Iterable[Found]) -> None:
+    data["details"][run.id] = shown
+    data["runs"].append({name: shown[name] for name in shown if name not in _ONLY_DETAILS})
+    data["metrics"][run.id] = run.metrics.updated()
+    data["rows"][run.id] = [run.row_json(file, row) for file, row in rows]
+    chosen = (answers.whole_episode(run, file, row) for file, row in whole)
+    data["episodes"][run.id] = {answer["row"]["key"]: answer for answer in chosen}
 
 
 def write_report(folder: Path, kind: Kind) -> Path:
-    """Write `report.html` into a run folder: the viewer's page of this run, with a few whole episodes of each outcome.
+    """Write `report.html`, the viewer's page of this run with a few whole episodes of each outcome, into its folder.
 
-    Raises:
-        OSError: the folder holds no such run, or cannot be written.
+    Raises OSError if the folder holds no such run, or cannot be written.
     """
     (folder / ("run.json" if kind == "evaluation" else "metrics.jsonl")).stat()
     run = Run(run_id(folder), folder.resolve(), kind)
@@ -93,12 +77,11 @@ def write_report(folder: Path, kind: Kind) -> Path:
     examples = ((file, row) for file in run.files.values() for row in _examples(file, wanted.get(file.name, OUTCOMES)))
     rows = list(_fitting(examples, REPORT_BYTES))
     shown["problems"] = run.problems
-    data = _Data()
-    data.add(run, shown, rows, rows)
-    here = shown["episodes"]
+    data, here = _empty(), shown["episodes"]
+    _add(data, run, shown, rows, rows)
     note = f"{len(rows):,} of {here:,} episodes are in this file; `agentgym view {folder}` shows all of them."
     report = folder / "report.html"
-    write_text(report, data.page(note if len(rows) < here else None, run.id))
+    write_text(report, page_of({**data, "note": note if len(rows) < here else None, "home": run.id}))
     return report
 
 
@@ -136,7 +119,7 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
     found = sorted(runs.look(), key=lambda run: run.path.name)
     if not found:
         raise ValueError(f"no runs in {', '.join(map(str, runs.roots))}")
-    data, left_out, left = _Data(), [], MOST_BYTES
+    data, left_out, left = _empty(), [], MOST_BYTES
     for run in found:
         run.advance(0.0)
         while run.indexing < 1.0:
@@ -144,14 +127,20 @@ def export(runs: Runs, path: Path, episodes: int) -> Exported:
         rows = [(file, row) for file in run.files.values() for row in file.rows]
         whole = list(_fitting(islice(_in_turn(run.files.values()), episodes), left))
         left -= sum(row.size for _, row in whole)
-        data.add(run, details(run), rows[:MOST_ROWS], whole)
-        left_out += _left_out(run, len(rows), len(whole))
-    data.runs.sort(key=lambda run: run["created"], reverse=True)
-    data.compare = _comparisons(runs, found)
+        _add(data, run, details(run), rows[:MOST_ROWS], whole)
+        if len(whole) < (here := sum(file.episodes for file in run.files.values())):
+            left_out.append(f"{run.path.name}: {len(whole):,} of {here:,} episodes are in this file")
+        if len(rows) > MOST_ROWS:
+            left_out.append(f"{run.path.name}: {MOST_ROWS:,} of {len(rows):,} rows")
+    data["runs"].sort(key=lambda run: run["created"], reverse=True)
+    evaluations = [run.id for run in found if run.kind == "evaluation"]
+    for pair in permutations(evaluations, 2) if len(evaluations) <= MOST_COMPARED else ():
+        with suppress(BadRequest, NotServed):
+            data["compare"][" ".join(pair)] = answers.compare(runs, dict(zip("ab", pair, strict=True)))
     note = "; ".join(left_out) or None
-    page = data.page(note)
+    page = page_of({**data, "note": note, "home": None})
     write_text(path, page)
-    return Exported(path, len(found), sum(map(len, data.episodes.values())), len(page.encode()), note)
+    return Exported(path, len(found), sum(map(len, data["episodes"].values())), len(page.encode()), note)
 
 
 def _fitting(found: Iterable[Found], most: int) -> Iterator[Found]:
@@ -165,55 +154,24 @@ def _fitting(found: Iterable[Found], most: int) -> Iterator[Found]:
 
 def _in_turn(files: Iterable[EpisodeFile]) -> Iterator[Found]:
     """The episodes that count, one of each file in turn."""
-    waiting = {id(file): (file, iter([row for row in file.rows if not row.superseded])) for file in files}
-    while waiting:
-        for key, (file, rows) in list(waiting.items()):
-            if (row := next(rows, None)) is not None:
-                yield file, row
-            else:
-                del waiting[key]
-
-
-def _left_out(run: Run, rows: int, episodes: int) -> list[str]:
-    here = sum(file.episodes for file in run.files.values())
-    said = [f"{run.path.name}: {episodes:,} of {here:,} episodes are in this file"] if episodes < here else []
-    return said + ([f"{run.path.name}: {MOST_ROWS:,} of {rows:,} rows"] if rows > MOST_ROWS else [])
-
-
-def _comparisons(runs: Runs, found: list[Run]) -> dict[str, Any]:
-    """Each two of a few evaluations, as far as they can be compared."""
-    evaluations = [run.id for run in found if run.kind == "evaluation"]
-    compared = {}
-    for a, b in combinations(evaluations, 2) if len(evaluations) <= MOST_COMPARED else ():
-        for first, second in ((a, b), (b, a)):
-            try:
-                compared[f"{first} {second}"] = answers.compare(runs, {"a": first, "b": second})
-            except (BadRequest, NotServed):
-                continue
-    return compared
+    rows = [[(file, row) for row in file.rows if not row.superseded] for file in files]
+    return (found for turn in zip_longest(*rows) for found in turn if found is not None)
 
 
 def static_files() -> dict[str, tuple[str, bytes]]:
     """The page's own files by name: their content type and content. No other file is ever served."""
-    folder = package_files("agentgym.viewer") / "static"
-    entries = sorted((e for e in folder.iterdir() if e.is_file()), key=lambda e: e.name)
+    entries = sorted((package_files("agentgym.viewer") / "static").iterdir(), key=lambda entry: entry.name)
     kinds = ((entry, TYPES.get(entry.name.rpartition(".")[2])) for entry in entries)
     return {entry.name: (kind, entry.read_bytes()) for entry, kind in kinds if kind}
 
 
 def page_of(data: dict[str, Any]) -> str:
-    """The page with its styles, scripts and data inside. Its own policy lets nothing else run, and nothing be fetched.
-
-    Raises:
-        ValueError: the page's own files name something that would not be in it.
-    """
+    """The page with its styles, scripts and data inside. Its own policy lets nothing else run, and nothing be fetched."""
     files = {name: content.decode() for name, (_, content) in static_files().items()}
     page = files["index.html"]
-    styles = [_checked(name, files.get(name), "</style") for name in _STYLE.findall(page)]
-    scripts = [_checked(name, files.get(name), "</script") for name in _SCRIPT.findall(page)]
+    # Line ends as a browser reads them, or its hash would differ.
+    styles, scripts = ([files[n].replace("\r\n", "\n") for n in kind.findall(page)] for kind in (_STYLE, _SCRIPT))
     page = _SCRIPT.sub("", _STYLE.sub("", page))
-    if outside := _ELSEWHERE.search(page):
-        raise ValueError(f"index.html refers to something outside the exported file: {page[outside.start() :][:80]!r}")
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -229,15 +187,6 @@ def page_of(data: dict[str, Any]) -> str:
 def embedded(data: Any) -> str:
     """JSON for the inside of a script element: no `<` is left in it that could end the element or begin a comment."""
     return encoded(data).decode("ascii").replace("<", "\\u003c")
-
-
-def _checked(name: str, content: str | None, end: str) -> str:
-    if content is None:
-        raise ValueError(f"index.html refers to {name}, which does not exist")
-    if end in content.lower() or "<!--" in content or (name.endswith(".css") and _FETCHED.search(content)):
-        raise ValueError(f"{name} has {end}, a comment of HTML or another file in it, and cannot stand inside a page")
-    # Line ends as a browser reads them, or its hash would differ.
-    return content.replace("\r\n", "\n")
 
 
 def _hash(content: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that grow: an index of a file of episodes, and the records of `metrics.jsonl`.
+"""Files that grow: an index of a file of episodes, and the records of `metrics.jsonl`; and the thread that reads them.
 
 The index has a row and the byte position of each line. Each look reads only what was appended. A last line without a line end
 is left for later, since it may still be written. A rewritten file (`agentgym rescore`) is read from its start.
@@ -10,14 +10,13 @@ import json
 import os
 import stat
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentgym.storage.jsonl import finite
-from agentgym.viewer.rows import Row, row_of
+from agentgym.viewer.rows import EpisodeRow, row_of
 
 # Of the bytes before the place up to which a file was read: they change if it was written anew.
 MARK_BYTES = 64
@@ -30,48 +29,55 @@ class NotServed(Exception):
     """There is no such thing to show. The message says what is wrong, for the page."""
 
 
-@dataclass
-class EpisodeFile:
-    """The rows of one file. `update` may run in one thread while others read `rows`, which only grows.
+class BackgroundThread:
+    """One thread at a time, which may outlast the calls that wait for it."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], None], seconds: float) -> None:
+        """Start the work, unless some is under way; returns when what is under way is done, or after this long."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=work, name=self._name, daemon=True)
+                self._thread.start()
+            thread = self._thread
+        thread.join(seconds)
+
+
+class GrowingFile:
+    """The lines of one file. `update` may run in one thread while others read what it has found, which only grows.
 
     Attributes:
-        name: its cell, or the file's name without its end in a training run.
-        hides_failed: whether a failed line is superseded by another of its task and sample.
-        broken: number of lines that are not episodes.
+        broken: number of lines that are not what they should be.
         problem: the first of them, or why the file cannot be read.
-        superseded, failed: how many rows are superseded; how many of the others failed.
         size, read_to: bytes of the file, and how far it was read.
         generation: grows when the file was found to be written anew.
     """
 
-    path: Path
-    name: str
-    hides_failed: bool = True
-    rows: list[Row] = field(default_factory=list)
-    broken: int = 0
-    problem: str | None = None
-    superseded: int = 0
-    failed: int = 0
-    size: int = 0
-    read_to: int = 0
-    generation: int = 0
-    _done: bool = False
-    _seen: tuple[int, int, int] = (-1, -1, -1)
-    _mark: bytes = b""
-    _effective: dict[tuple[str, int], Row] = field(default_factory=dict)
-    _by_start: dict[int, Row] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, path: Path):
+        self.path = path
+        self.size = self.generation = 0
+        self._done = False
+        self._seen = (-1, -1, -1)
+        self._lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the lines: the file was written anew."""
+        self.broken = self.read_to = 0
+        self.problem: str | None = None
+        self._mark = b""
+
+    def add(self, value: Any, size: int) -> None:
+        """Take the value of the line at `read_to`. Raises ValueError if it is not what it should be."""
+        raise NotImplementedError
 
     @property
     def share(self) -> float:
         return 1.0 if self._done else min(self.read_to / self.size, 0.9999) if self.size else 0.0
-
-    @property
-    def episodes(self) -> int:
-        return len(self.rows) - self.superseded
-
-    def row_at(self, start: int) -> Row | None:
-        return self._by_start.get(start)
 
     def changed(self) -> bool:
         """True if there is something to read; quick."""
@@ -99,15 +105,10 @@ class EpisodeFile:
             file.seek(self.read_to - len(self._mark))
             same = file.read(len(self._mark)) == self._mark
         if not same:
-            self._forget()
+            self.generation += 1
+            self.forget()
         self._seen, self.size = _signature(found), found.st_size
         file.seek(self.read_to)
-
-    def _forget(self) -> None:
-        self.rows, self._effective, self._by_start = [], {}, {}
-        self.broken = self.superseded = self.failed = self.read_to = 0
-        self.problem, self._mark = None, b""
-        self.generation += 1
 
     def _read(self, file: BinaryIO, go_on: Callable[[], bool]) -> bool:
         while go_on():
@@ -117,21 +118,52 @@ class EpisodeFile:
                     if len(line) >= MOST_LINE_BYTES:
                         self._complain(f"is longer than {MOST_LINE_BYTES >> 20} MiB; what follows is not shown")
                     return True
-                self._take(line)
+                if line.strip():
+                    try:
+                        self.add(parsed(line), len(line))
+                    except ValueError as error:
+                        self._complain(str(error))
                 self.read_to += len(line)
                 self._mark = (self._mark + line[-MARK_BYTES:])[-MARK_BYTES:]
         return False
 
-    def _take(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
-            self._add(row_of(parsed(line), self.read_to, len(line)))
-        except ValueError as error:
-            self._complain(str(error))
+    def _complain(self, what: str) -> None:
+        self.broken += 1
+        if self.problem is None:
+            self.problem = f"{self.path.name}: at byte {self.read_to:,}: {what}"
 
-    def _add(self, row: Row) -> None:
+
+class EpisodeFile(GrowingFile):
+    """The rows of a file of episodes.
+
+    Attributes:
+        name: its cell, or the file's name without its end in a training run.
+        hides_failed: whether a failed line is superseded by another of its task and sample.
+        superseded, failed: how many rows are superseded; how many of the others failed.
+    """
+
+    def __init__(self, path: Path, name: str, hides_failed: bool = True):
+        super().__init__(path)
+        self.name = name
+        self.hides_failed = hides_failed
+
+    def forget(self) -> None:
+        super().forget()
+        self.rows: list[EpisodeRow] = []
+        self.superseded = self.failed = 0
+        self._effective: dict[tuple[str, int], EpisodeRow] = {}
+
+    @property
+    def episodes(self) -> int:
+        return len(self.rows) - self.superseded
+
+    def row_at(self, start: int) -> EpisodeRow | None:
+        place = bisect_left(self.rows, start, key=lambda row: row.start)
+        return next((row for row in self.rows[place : place + 1] if row.start == start), None)
+
+    def add(self, value: Any, size: int) -> None:
         """A row counts; it, or the one of its task and sample before it, is superseded if it failed."""
+        row = row_of(value, self.read_to, size)
         key = (row.task, row.sample)
         before = self._effective.get(key) if self.hides_failed else None
         if before is not None:
@@ -142,20 +174,10 @@ class EpisodeFile:
         if not row.superseded:
             self._effective[key] = row
             self.failed += row.failed
-        self._by_start[row.start] = row
         self.rows.append(row)
 
-    def _complain(self, what: str) -> None:
-        self.broken += 1
-        if self.problem is None:
-            self.problem = f"{self.path.name}: at byte {self.read_to:,}: {what}"
-
-    def record(self, row: Row) -> dict[str, Any]:
-        """The stored episode of a row.
-
-        Raises:
-            NotServed: the line is no longer there.
-        """
+    def record(self, row: EpisodeRow) -> dict[str, Any]:
+        """The stored episode of a row. Raises NotServed if the line is no longer there."""
         try:
             with open_regular(self.path) as file:
                 file.seek(row.start)
@@ -167,16 +189,31 @@ class EpisodeFile:
         return found
 
 
+class MetricsFile(GrowingFile):
+    """The records of `metrics.jsonl`; a file that is not there has none."""
+
+    def forget(self) -> None:
+        super().forget()
+        self.records: list[dict[str, Any]] = []
+
+    def add(self, value: Any, size: int) -> None:
+        if not isinstance(value, dict):
+            raise ValueError("is not a JSON object")
+        self.records.append(value)
+
+    def updated(self) -> list[dict[str, Any]]:
+        """All records, after a look at what was appended."""
+        if self.path.exists():
+            self.update()
+        return self.records
+
+
 def _signature(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file opened for reading; a pipe or a device, which could hold the reader up for ever, is refused.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """The file opened for reading. Raises OSError, also for a pipe or a device, which could hold the reader up for ever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -185,11 +222,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parsed(line: bytes) -> Any:
-    """The value of a line of JSON. NaN and infinities, which a browser would refuse, become None.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """The value of a line of JSON, else ValueError. NaN and infinities, which a browser would refuse, become None."""
     try:
         return json.loads(line, parse_constant=lambda _: None)
     except RecursionError as error:
@@ -198,47 +231,6 @@ def parsed(line: bytes) -> Any:
         raise ValueError(f"is not UTF-8 text: {error.reason}") from error
     except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
-
-
-MOST_BYTES = 256 * 2**20
-
-
-@dataclass
-class GrowingLines:
-    """The records of a file, those since the last look at each `update`. Broken lines are counted in `broken`."""
-
-    path: Path
-    records: list[dict[str, Any]] = field(default_factory=list)
-    broken: int = 0
-    _read_to: int = 0
-    _inode: int = -1
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def update(self) -> list[dict[str, Any]]:
-        """Read what was appended; returns all records. A missing file has none."""
-        with self._lock, suppress(OSError):
-            found = self.path.stat()
-            if found.st_ino != self._inode or found.st_size < self._read_to:
-                self.records, self.broken, self._read_to, self._inode = [], 0, 0, found.st_ino
-            if found.st_size > self._read_to:
-                self._read()
-        return self.records
-
-    def _read(self) -> None:
-        with open_regular(self.path) as file:
-            file.seek(self._read_to)
-            new = file.read(MOST_BYTES)
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read_to += len(whole)
-        for line in whole.splitlines():
-            try:
-                record = parsed(line)
-            except ValueError:
-                record = None
-            if isinstance(record, dict):
-                self.records.append(record)
-            elif line.strip():
-                self.broken += 1
 
 
 def encoded(value: Any) -> bytes:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from agentgym.viewer.index import EpisodeFile, open_regular, parsed
-from agentgym.viewer.rows import Row, texts_of
+from agentgym.viewer.index import BackgroundThread, EpisodeFile, open_regular, parsed
+from agentgym.viewer.rows import EpisodeRow, texts_of
 
 MOST_ROWS = 1000
 OUTCOMES = ("success", "failure", "error")
-SORTS: dict[str, Callable[[Row], Any]] = {
+SORTS: dict[str, Callable[[EpisodeRow], Any]] = {
     **{name: attrgetter(name) for name in ("reward", "turns", "tokens", "seconds")},
     "task": attrgetter("task", "sample"),
 }
-Found = tuple[EpisodeFile, Row]
+Found = tuple[EpisodeFile, EpisodeRow]
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,7 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        """The query that an address asks. Empty values are left out.
-
-        Raises:
-            ValueError: an unknown name or invalid value; the message lists the valid ones.
-        """
+        """The query that an address asks. Raises ValueError, which lists the valid names or values, for others."""
         known = {f.name: str(f.type) for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, text in given.items():
@@ -70,7 +68,7 @@ class Query:
             raise ValueError(f"offset is at least 0 and limit from 1 to {MOST_ROWS}")
         return query
 
-    def matches(self, row: Row) -> bool:
+    def matches(self, row: EpisodeRow) -> bool:
         return (
             (self.superseded or not row.superseded)
             and self.outcome in ("", row.outcome)
@@ -122,19 +120,18 @@ _BATCH = 200
 _Key = tuple[str, int]
 
 
-@dataclass
-class Search:
+class TextSearch:
     """A case-insensitive search: starts of lines by file. It continues when the files grow."""
 
-    text: str
-    found: dict[_Key, set[int]] = field(default_factory=dict)
-    _looked: dict[_Key, int] = field(default_factory=dict)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, text: str):
+        self._text = text
+        self._found: dict[_Key, set[int]] = defaultdict(set)
+        self._looked: dict[_Key, int] = defaultdict(int)
+        self._stopped = threading.Event()
+        self._thread = BackgroundThread("search")
 
     def has(self, file: EpisodeFile, start: int) -> bool:
-        return start in self.found.get(_key(file), ())
+        return start in self._found.get(_key(file), ())
 
     def share(self, files: Sequence[EpisodeFile]) -> float:
         total = sum(len(file.rows) for file in files)
@@ -143,68 +140,50 @@ class Search:
 
     def go_on(self, files: Sequence[EpisodeFile], seconds: float) -> None:
         """Search what is left, in a thread; returns when that is done, or after this long."""
-        if self.share(files) == 1.0 or self._stopped.is_set():
-            return
-        with self._lock:  # several requests ask at once: one of them starts the thread
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, args=(list(files),), name="search", daemon=True)
-                self._thread.start()
-            thread = self._thread
-        thread.join(seconds)
+        if self.share(files) < 1.0 and not self._stopped.is_set():
+            self._thread.run(partial(self._run, list(files)), seconds)
 
     def stop(self) -> None:
         self._stopped.set()
 
     def _run(self, files: list[EpisodeFile]) -> None:
-        needles = _Needles(self.text)
+        is_in = _finder(self._text)
         for file in files:
-            while not self._stopped.is_set() and self._batch(file, needles):
-                pass
-
-    def _batch(self, file: EpisodeFile, needles: _Needles) -> bool:
-        """Search the next rows of a file; False if there were none."""
-        key, rows = _key(file), file.rows
-        done = self._looked.get(key, 0)
-        batch = rows[done : done + _BATCH]
-        if not batch:
-            return False
-        found = self.found.setdefault(key, set())
-        try:
-            with open_regular(file.path) as stored:
-                for row in batch:
-                    stored.seek(row.start)
-                    if needles.in_line(stored.read(row.size)):
-                        found.add(row.start)
-        except OSError:
-            self._looked[key] = len(rows)  # the file is gone; its index says so
-            return False
-        self._looked[key] = done + len(batch)
-        return True
+            key, rows = _key(file), file.rows
+            try:
+                with open_regular(file.path) as stored:
+                    while not self._stopped.is_set() and (batch := rows[self._looked[key] :][:_BATCH]):
+                        for row in batch:
+                            stored.seek(row.start)
+                            if is_in(stored.read(row.size)):
+                                self._found[key].add(row.start)
+                        self._looked[key] += len(batch)
+            except OSError:
+                self._looked[key] = len(rows)  # the file is gone; its index says so
 
 
 def _key(file: EpisodeFile) -> _Key:
     return str(file.path), file.generation
 
 
-class _Needles:
-    """A text in its JSON form, so that most lines need no parsing and no lower-casing, which are slow."""
+def _finder(sought: str) -> Callable[[bytes], bool]:
+    """Whether a text is in a line. By its JSON form most lines need no parsing and no lower-casing, which are slow."""
+    text = sought.lower()
+    raw = json.dumps(text, ensure_ascii=False)[1:-1]
+    plain = max(re.findall(r"[\x20-\x7e]*", raw), key=len).encode()
+    caseless = text.upper() == text
+    raw_bytes = raw.encode("utf-8", "surrogatepass")
 
-    def __init__(self, text: str):
-        self.text = text.lower()
-        self.raw = json.dumps(self.text, ensure_ascii=False)[1:-1]
-        self.plain = max(re.findall(r"[\x20-\x7e]*", self.raw), key=len).encode()
-        self.ascii = self.text.isascii()
-        self.caseless = self.text.upper() == self.text
-        self.bytes = self.raw.encode("utf-8", "surrogatepass")
-
-    def in_line(self, line: bytes) -> bool:
-        if self.plain not in line.lower():
+    def is_in(line: bytes) -> bool:
+        if plain not in line.lower():
             return False
-        if not self.ascii and b"\\u" not in line:  # with an escape in it, the line must be parsed
-            raw = self.bytes in line if self.caseless else self.raw in line.decode("utf-8", "replace").lower()
-            if not raw:
+        if not text.isascii() and b"\\u" not in line:  # with an escape in it, the line must be parsed
+            there = raw_bytes in line if caseless else raw in line.decode("utf-8", "replace").lower()
+            if not there:
                 return False
         try:
-            return any(self.text in text.lower() for text in texts_of(parsed(line)))
+            return any(text in each.lower() for each in texts_of(parsed(line)))
         except (ValueError, KeyError, TypeError):
             return False
+
+    return is_in

@@ -18,7 +18,7 @@ _MOST_TAGS = 50
 
 
 @dataclass(slots=True)
-class Row:
+class EpisodeRow:
     """One line of a file of episodes. `start` and `size` are its place in bytes; for the rest see the package's ROW."""
 
     start: int
@@ -51,7 +51,7 @@ class Row:
         return "error" if self.failed else "success" if self.success else "failure"
 
 
-def row_of(record: Any, start: int, size: int) -> Row:
+def row_of(record: Any, start: int, size: int) -> EpisodeRow:
     """The row of a stored episode. Raises ValueError for other JSON."""
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
         raise ValueError("a line is not an episode: it has no list of turns")
@@ -65,8 +65,8 @@ def row_of(record: Any, start: int, size: int) -> Row:
         success = number(metrics.get("success", float((reward or 0) > 0)))
     error = None if record.get("error") is None else str(record["error"])
     expected, given = _answers(turns, metadata)
-    difficulty = metadata.get("difficulty")
-    return Row(
+    difficulty, tags = metadata.get("difficulty"), metadata.get("tags") or []
+    return EpisodeRow(
         start=start,
         size=size,
         env=intern(str(record.get("env", ""))),
@@ -81,7 +81,7 @@ def row_of(record: Any, start: int, size: int) -> Row:
         tokens=_tokens(turns, metadata),
         seconds=number(record.get("seconds")),
         cost=number(metadata.get("cost")),
-        tags=_tags(metadata.get("tags")),
+        tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list) else [tags])[:_MOST_TAGS]),
         difficulty=difficulty if isinstance(difficulty, str) else number(difficulty),
         finishes=finishes_of(reasons, end, error),
         expected=expected,
@@ -146,12 +146,6 @@ def _tokens(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | N
     return int(sum(counts)) if counts else None
 
 
-def _tags(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (intern(value),)
-    return tuple(intern(str(tag)) for tag in value[:_MOST_TAGS]) if isinstance(value, list) else ()
-
-
 def texts_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Every text of an episode that a reader sees: messages, thoughts, tool calls, and the error."""
     if isinstance(record.get("error"), str):
@@ -166,53 +160,39 @@ def texts_of(record: Mapping[str, Any]) -> Iterator[str]:
 def _message_texts(messages: Any) -> Iterator[str]:
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
-            for name, value in message.items():
-                if name not in ("role", "tool_call_id"):
-                    yield from _leaves(value)
+            yield from _leaves([value for name, value in message.items() if name not in ("role", "tool_call_id")])
 
 
 def _leaves(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, list | dict):
+        inner = value if isinstance(value, list) else [i for name, i in value.items() if name not in ("type", "id")]
+        for item in inner:
             yield from _leaves(item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if name not in ("type", "id"):
-                yield from _leaves(item)
 
 
-@dataclass(frozen=True)
-class Numbers:
+def means_of(rows: Sequence[EpisodeRow]) -> dict[str, float | None]:
     """Means of the completed episodes, with the 95% interval of `success`; None without any."""
-
-    reward: float | None = None
-    success: float | None = None
-    low: float | None = None
-    high: float | None = None
-    turns: float | None = None
-
-
-def numbers_of(rows: Sequence[Row]) -> Numbers:
     played = [row for row in rows if not row.superseded and not row.failed]
     success = ClusteredMean()
     for row in played:
         success.add(row.task, row.success or 0.0)
-    interval = success.share_interval()
-    if interval is None:
-        return Numbers()
-    reward = sum(row.reward or 0.0 for row in played) / len(played)
-    return Numbers(reward, success.mean, *interval, sum(row.turns for row in played) / len(played))
+    low, high = success.share_interval() or (None, None)
+    reward = sum(row.reward or 0.0 for row in played) / len(played) if played else None
+    turns = sum(row.turns for row in played) / len(played) if played else None
+    return {"reward": reward, "success": success.mean, "low": low, "high": high, "turns": turns}
 
 
-def result_of(rows: Sequence[Row], env: str, agent: str, split: str, samples: int, planned: int | None) -> CellResult:
+def result_of(
+    rows: Sequence[EpisodeRow], env: str, agent: str, split: str, samples: int, planned: int | None
+) -> CellResult:
     """The result of a cell so far, from its rows: without counts of endpoints (requests, tokens read)."""
     numbers = [episode_numbers(row) for row in rows if not row.superseded]
     return results_of(numbers, env=env, agent=agent, split=split, samples=samples, planned=planned)
 
 
-def episode_numbers(row: Row) -> EpisodeNumbers:
+def episode_numbers(row: EpisodeRow) -> EpisodeNumbers:
     return EpisodeNumbers(
         task=row.task,
         sample=row.sample,

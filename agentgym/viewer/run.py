@@ -8,14 +8,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from agentgym.core.usage_error import UsageError
-from agentgym.viewer.index import EpisodeFile, GrowingLines, NotServed, open_regular, parsed
-from agentgym.viewer.query import Found, Query, Search, find
-from agentgym.viewer.rows import Numbers, Row
+from agentgym.viewer.index import BackgroundThread, EpisodeFile, MetricsFile, NotServed, open_regular, parsed
+from agentgym.viewer.query import Found, Query, TextSearch, find
+from agentgym.viewer.rows import EpisodeRow
 
 Kind = Literal["evaluation", "training"]
 FOLDERS: dict[Kind, str] = {"evaluation": "episodes", "training": "trajectories"}
@@ -28,50 +28,41 @@ def run_id(path: Path) -> str:
     return re.sub(r"[^\w.@+-]+", "-", path.name).strip("-.") or "run"
 
 
-@dataclass
 class Run:
     """A run folder. Its files are looked at again by `refresh`, and read by `advance`.
 
     Attributes:
         path: the folder, resolved. Files outside it are never read, even through links.
-        numbers, results: of each file, with the state in which it was when they were made.
+        made: values made of each file, by what they are and its name, with the state in which it was then.
     """
 
-    id: str
-    path: Path
-    kind: Kind
-    files: dict[str, EpisodeFile] = field(default_factory=dict)
-    metrics: GrowingLines = field(init=False)
-    manifest: dict[str, Any] = field(default_factory=dict)
-    manifest_problem: str | None = None
-    numbers: dict[str, tuple[tuple[int, int], Numbers]] = field(default_factory=dict)
-    results: dict[str, tuple[tuple[int, int], dict[str, Any]]] = field(default_factory=dict)
-    _manifest_seen: tuple[int, int] = (-1, -1)
-    _thread: threading.Thread | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _searches: OrderedDict[str, Search] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.metrics = GrowingLines(self.path / "metrics.jsonl")
+    def __init__(self, id: str, path: Path, kind: Kind):
+        self.id, self.path, self.kind = id, path, kind
+        self.files: dict[str, EpisodeFile] = {}
+        self.metrics = MetricsFile(path / "metrics.jsonl")
+        self.manifest: dict[str, Any] = {}
+        self.made: dict[tuple[str, str], tuple[tuple[int, int], Any]] = {}
+        self._manifest_problem: str | None = None
+        self._manifest_seen = (-1, -1)
+        self._thread = BackgroundThread("index")
+        self._lock = threading.Lock()
+        self._searches: OrderedDict[str, TextSearch] = OrderedDict()
 
     def refresh(self) -> None:
         with self._lock:
             if self.kind == "evaluation":
                 self._read_manifest()
-            cells = {str(c.get("file", "")): str(c.get("name", "")) for c in self.cells}
+            cells = {str(cell.get("file", "")): str(cell.get("name", "")) for cell in self.cells}
             folder = self.path / FOLDERS[self.kind]
             if not is_inside(folder, self.path):
                 self.files = {}
                 return
-            names = [p.name for p in folder.glob("*.jsonl") if not p.name.startswith(".") and is_inside(p, self.path)]
-            files = {}
+            paths = [p for p in folder.glob("*.jsonl") if not p.name.startswith(".") and is_inside(p, self.path)]
             planned = {file: place for place, file in enumerate(cells)}
-            for name in sorted(names, key=lambda n: (planned.get(f"{folder.name}/{n}", len(planned)), _in_order(n))):
-                stem = name.removesuffix(".jsonl")
-                cell = cells.get(f"{folder.name}/{name}") or stem
-                file = self.files.get(stem) or EpisodeFile(folder / name, cell, self.kind == "evaluation")
-                file.name = cell
-                files[stem] = file
+            paths.sort(key=lambda p: (planned.get(f"{folder.name}/{p.name}", len(planned)), _in_order(p.name)))
+            files = {p.stem: self.files.get(p.stem) or EpisodeFile(p, "", self.kind == "evaluation") for p in paths}
+            for stem, file in files.items():
+                file.name = cells.get(f"{folder.name}/{stem}.jsonl") or stem
             self.files = files
 
     def _read_manifest(self) -> None:
@@ -82,13 +73,13 @@ class Run:
             if seen == self._manifest_seen:
                 return
             self._manifest_seen = seen
-            manifest = json_file(path, self.path)
+            manifest = parsed(small_file(self.path, path.name))
             if not isinstance(manifest, dict) or not isinstance(manifest.get("cells"), list):
                 raise ValueError("has no list of cells")
         except (OSError, ValueError) as error:
-            self.manifest, self.manifest_problem = {}, f"run.json: {error}"
+            self.manifest, self._manifest_problem = {}, f"run.json: {error}"
         else:
-            self.manifest, self.manifest_problem = manifest, None
+            self.manifest, self._manifest_problem = manifest, None
 
     @property
     def cells(self) -> list[dict[str, Any]]:
@@ -97,13 +88,11 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """Parts of the run that cannot be read, one line each."""
-        found = [self.manifest_problem] if self.manifest_problem else []
-        for file in self.files.values():
+        found = [self._manifest_problem] if self._manifest_problem else []
+        for file in (*self.files.values(), self.metrics):
             if file.problem:
                 more = f" ({file.broken} lines in all)" if file.broken > 1 else ""
                 found.append(f"{file.problem}{more}")
-        if self.metrics.broken:
-            found.append(f"metrics.jsonl: {self.metrics.broken} lines are not JSON objects")
         return found
 
     @property
@@ -115,15 +104,8 @@ class Run:
     def advance(self, seconds: float) -> None:
         """Read new records in a thread; returns when all are read, or after this time while the thread continues."""
         self.refresh()
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                behind = [file for file in self.files.values() if file.changed()]
-                if not behind:
-                    return
-                self._thread = threading.Thread(target=_read_all, args=(behind,), name="index", daemon=True)
-                self._thread.start()
-            thread = self._thread
-        thread.join(seconds)
+        if behind := [file for file in self.files.values() if file.changed()]:
+            self._thread.run(lambda: _read_all(behind), seconds)
 
     def listed(self, query: Query, seconds: float) -> tuple[list[Found], float]:
         """The rows that a query finds, and the share of rows in which its text was searched."""
@@ -134,35 +116,28 @@ class Run:
         found = find(files, query)
         if not query.text:
             return found, 1.0
-        search = self._search(query.text)
+        with self._lock:
+            search = self._searches.pop(query.text.lower(), None) or TextSearch(query.text)
+            self._searches[query.text.lower()] = search
+            while len(self._searches) > MOST_SEARCHES:
+                self._searches.popitem(last=False)[1].stop()
         search.go_on(files, seconds)
-        share = search.share(files)
-        return [(file, row) for file, row in found if search.has(file, row.start)], share
+        return [(file, row) for file, row in found if search.has(file, row.start)], search.share(files)
 
     def strays(self) -> list[str]:
         """Files that its folders or `run.json` name and that lie elsewhere or are no plain files."""
         named = [str(cell.get("file", "")) for cell in self.cells]
         folder = FOLDERS[self.kind]
         here = [f"{folder}/{path.name}" for path in (self.path / folder).glob("*.jsonl")]
-        return [name for name in [folder, *named, *here] if not self._own(self.path / name)]
+        paths = {name: self.path / name for name in (folder, *named, *here)}
+        return [
+            name
+            for name, path in paths.items()
+            if not is_inside(path, self.path) or (path.exists() and not path.is_file() and not path.is_dir())
+        ]
 
-    def _own(self, path: Path) -> bool:
-        return is_inside(path, self.path) and (path.is_file() or path.is_dir() or not path.exists())
-
-    def _search(self, text: str) -> Search:
-        with self._lock:
-            search = self._searches.pop(text.lower(), None) or Search(text)
-            self._searches[text.lower()] = search
-            while len(self._searches) > MOST_SEARCHES:
-                self._searches.popitem(last=False)[1].stop()
-            return search
-
-    def episode(self, key: str) -> tuple[EpisodeFile, Row]:
-        """The file and the row of a key.
-
-        Raises:
-            NotServed: there is no such episode.
-        """
+    def episode(self, key: str) -> tuple[EpisodeFile, EpisodeRow]:
+        """The file and the row of a key. Raises NotServed if there is no such episode."""
         stem, _, start = key.rpartition(":")
         file = self.files.get(stem)
         row = file.row_at(int(start)) if file and start.isascii() and start.isdigit() and len(start) < 20 else None
@@ -171,16 +146,17 @@ class Run:
             raise NotServed(f"run {self.id} has no episode {key!r}{reading}")
         return file, row
 
-    def row_json(self, file: EpisodeFile, row: Row) -> dict[str, Any]:
-        stem = file.path.name.removesuffix(".jsonl")
+    def cell(self, name: str) -> dict[str, Any]:
+        return next((cell for cell in self.cells if cell.get("name") == name), {})
+
+    def row_json(self, file: EpisodeFile, row: EpisodeRow) -> dict[str, Any]:
         training = self.kind == "training"
-        step = STEP.fullmatch(stem) if training else None
-        cell: dict[str, Any] = next((c for c in self.cells if c.get("name") == file.name), {})
-        values = {name: getattr(row, name) for name in Row.__slots__ if name not in ("start", "size")}
+        step = STEP.fullmatch(file.path.stem) if training else None
+        values = {name: getattr(row, name) for name in EpisodeRow.__slots__ if name not in ("start", "size")}
         return {
-            "key": f"{stem}:{row.start}",
+            "key": f"{file.path.stem}:{row.start}",
             "cell": file.name,
-            "agent": "policy" if training else agent_name(cell),
+            "agent": "policy" if training else agent_name(self.cell(file.name)),
             **values,
             "tags": list(row.tags),
             "finishes": list(row.finishes),
@@ -212,38 +188,29 @@ def is_inside(path: Path, folder: Path) -> bool:
         return False
 
 
-def small_file(path: Path, folder: Path) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        OSError: it cannot be read, is too large, or is outside the folder.
-    """
-    if not is_inside(path, folder):
+def small_file(folder: Path, name: str) -> bytes:
+    """The content of a small file. Raises OSError if it cannot be read, is too large, or is outside the folder."""
+    if not is_inside(folder / name, folder):
         raise OSError("it is outside the run's folder")
-    with open_regular(path) as file:
+    with open_regular(folder / name) as file:
         content = file.read(MOST_SMALL_FILE + 1)
     if len(content) > MOST_SMALL_FILE:
         raise OSError(f"it is larger than {MOST_SMALL_FILE >> 20} MiB")
     return content
 
 
-def json_file(path: Path, folder: Path) -> Any:
-    """The value of a JSON file in a folder. Raises OSError as `small_file`, and ValueError if it is no JSON."""
-    return parsed(small_file(path, folder))
-
-
-def text_file(path: Path, folder: Path) -> str | None:
-    """The text of a file in a folder; None where it cannot be read."""
+def text_in(folder: Path, name: str) -> str:
+    """The text of a file in a folder; "" where it cannot be read."""
     try:
-        return small_file(path, folder).decode("utf-8", "replace")
+        return small_file(folder, name).decode("utf-8", "replace")
     except OSError:
-        return None
+        return ""
 
 
-def json_or_none(path: Path, folder: Path) -> dict[str, Any] | None:
+def object_in(folder: Path, name: str) -> dict[str, Any] | None:
     """The object in a JSON file of a folder; None if it cannot be read."""
     try:
-        value = json_file(path, folder)
+        value = parsed(small_file(folder, name))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
@@ -253,10 +220,8 @@ def newest(paths: Iterable[Path]) -> float:
     """The time of the last write to these files, in unix seconds; 0 if none exists."""
     times = [0.0]
     for path in paths:
-        try:
+        with suppress(OSError):
             times.append(path.stat().st_mtime)
-        except OSError:
-            continue
     return max(times)
 
 
@@ -270,47 +235,48 @@ _NOT_RUNS = frozenset({"__pycache__", "node_modules", "checkpoints", "episodes",
 _MANIFEST_START = 64 * 1024
 
 
-@dataclass
 class Runs:
     """The runs under some resolved folders, by id. Ids do not change when other runs appear."""
 
-    roots: list[Path]
-    found: dict[str, Run] = field(default_factory=dict)
-    _by_path: dict[Path, Run] = field(default_factory=dict)
-    _ids: dict[str, Path] = field(default_factory=dict)
-    _looked: float = 0.0
-    _thread: threading.Thread | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, roots: list[Path]):
+        self.roots = roots
+        self._found: dict[str, Run] = {}
+        self._by_path: dict[Path, Run] = {}
+        self._ids: dict[str, Path] = {}
+        self._looked = 0.0
+        self._thread = BackgroundThread("runs")
+        self._lock = threading.Lock()
 
     def look(self) -> list[Run]:
         """The current runs; searched for at most once a second."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS or not self._looked:
-                now = dict(run_folders(self.roots))
-                self._by_path = {path: self._run(path, kind) for path, kind in now.items()}
-                self.found = {run.id: run for run in self._by_path.values()}
+                self._by_path = {path: self._run(path, kind) for path, kind in run_folders(self.roots)}
+                self._found = {run.id: run for run in self._by_path.values()}
                 self._looked = time.monotonic()
-            return list(self.found.values())
+            return list(self._found.values())
 
     def get(self, id: str) -> Run:
         """Raises NotServed if there is no such run."""
-        run = self.found.get(id) or next((run for run in self.look() if run.id == id), None)
+        run = self._found.get(id) or next((run for run in self.look() if run.id == id), None)
         if run is None:
             raise NotServed(f"there is no run {id!r}")
         return run
 
     def advance_all(self, seconds: float) -> None:
         """Read new records of all evaluations, the newest first, in one thread that may outlast this call."""
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                evaluations = [run for run in self.found.values() if run.kind == "evaluation"]
-                self._thread = threading.Thread(target=_read_runs, args=(evaluations,), name="runs", daemon=True)
-                self._thread.start()
-            thread = self._thread
-        for run in self.found.values():
+        runs = list(self._found.values())
+        for run in runs:
             if run.kind == "training":
                 run.refresh()
-        thread.join(seconds)
+        newest_first = sorted(runs, key=lambda run: newest([run.path / "run.json"]), reverse=True)
+
+        def read() -> None:
+            for run in newest_first:
+                if run.kind == "evaluation":
+                    run.advance(READ_SECONDS)
+
+        self._thread.run(read, seconds)
 
     def _run(self, path: Path, kind: Kind) -> Run:
         known = self._by_path.get(path)
@@ -323,17 +289,8 @@ class Runs:
         return Run(id, path, kind)
 
 
-def _read_runs(runs: list[Run]) -> None:
-    for run in sorted(runs, key=lambda run: newest([run.path / "run.json"]), reverse=True):
-        run.advance(READ_SECONDS)
-
-
 def roots_of(paths: Sequence[Path]) -> list[Path]:
-    """The folders that were named, resolved.
-
-    Raises:
-        UsageError: one is not there, or is no folder.
-    """
+    """The folders that were named, resolved. Raises UsageError if one is not there, or is no folder."""
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no folder {path}")
@@ -366,15 +323,10 @@ def _children(folder: Path, root: Path) -> list[Path]:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return []
-    names = [Path(e.path) for e in entries if e.name not in _NOT_RUNS and e.name[0] != "." and _is_folder(e)]
-    return [path.resolve() for path in names if is_inside(path, root)]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+    entries = [entry for entry in entries if entry.name not in _NOT_RUNS and entry.name[0] != "."]
+    # A link to itself is no folder for `isdir`, and an error for the entry.
+    folders = [Path(e.path) for e in entries if (os.path.isdir(e) if e.is_symlink() else e.is_dir())]
+    return [path.resolve() for path in folders if is_inside(path, root)]
 
 
 def kind_of(folder: Path) -> Kind | None:

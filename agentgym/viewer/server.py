@@ -45,7 +45,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
-class Served:
+class PageServer:
     """A server that runs. `url` has the page's token, where there is one."""
 
     url: str
@@ -59,22 +59,29 @@ class Served:
         await self._runner.cleanup()
 
 
-async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> Served:
-    """Start the server.
+async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> PageServer:
+    """Start the server. Raises OSError if the address cannot be had.
 
     Args:
-        runs: what is shown.
         host: the address to listen at. Any but this machine's own is reached through a random token in the page's address.
         port: 0 takes a free one.
-
-    Raises:
-        OSError: the address cannot be had.
     """
     token = "" if host in LOCAL_HOSTS else secrets.token_urlsafe(24)
     closing = asyncio.Event()
     app = web.Application(middlewares=[guarded(bool(token))])
     prefix = f"/{token}" if token else ""
-    _add_routes(app, prefix, runs, closing)
+    add = app.router.add_get
+    add(f"{prefix}/api/runs", _json(lambda r: answers.list_runs(runs)))
+    add(f"{prefix}/api/runs/{{id}}", _json(lambda r: answers.one_run(runs, r.match_info["id"])))
+    add(f"{prefix}/api/runs/{{id}}/metrics", _json(lambda r: answers.metrics(runs, r.match_info["id"], r.query)))
+    add(f"{prefix}/api/runs/{{id}}/episodes", _json(lambda r: answers.episodes(runs, r.match_info["id"], r.query)))
+    whole = _json(lambda r: answers.episode(runs, r.match_info["id"], r.match_info["key"]))
+    add(f"{prefix}/api/runs/{{id}}/episodes/{{key}}", whole)
+    add(f"{prefix}/api/compare", _json(lambda r: answers.compare(runs, r.query)))
+    add(f"{prefix}/api/events", partial(_events, runs, closing), allow_head=False)
+    for name, (kind, content) in static_files().items():
+        for path in (name, "") if name == "index.html" else (name,):
+            add(f"{prefix}/{path}", _static(kind, content))
     # Bodies, which nothing here reads, are thrown away as they come: inflated, one megabyte of them is a thousand.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, auto_decompress=False)
     await runner.setup()
@@ -85,26 +92,7 @@ async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> Served:
         raise
     taken = runner.addresses[0][1]
     shown = f"[{host}]" if ":" in host else host
-    return Served(f"http://{shown}:{taken}{prefix}/", taken, runner, closing)
-
-
-def _add_routes(app: web.Application, prefix: str, runs: Runs, closing: asyncio.Event) -> None:
-    add = app.router.add_get
-    add(f"{prefix}/api/runs", _json(lambda r: answers.list_runs(runs)))
-    add(f"{prefix}/api/runs/{{id}}", _json(lambda r: answers.one_run(runs, r.match_info["id"])))
-    add(f"{prefix}/api/runs/{{id}}/metrics", _json(lambda r: answers.metrics(runs, r.match_info["id"], r.query)))
-    add(f"{prefix}/api/runs/{{id}}/episodes", _json(lambda r: answers.episodes(runs, r.match_info["id"], r.query)))
-    add(
-        f"{prefix}/api/runs/{{id}}/episodes/{{key}}",
-        _json(lambda r: answers.episode(runs, r.match_info["id"], r.match_info["key"])),
-    )
-    add(f"{prefix}/api/compare", _json(lambda r: answers.compare(runs, r.query)))
-    add(f"{prefix}/api/events", partial(_events, runs, closing), allow_head=False)
-    for name, (kind, content) in static_files().items():
-        handler = _static(kind, content)
-        add(f"{prefix}/{name}", handler)
-        if name == "index.html":
-            add(f"{prefix}/", handler)
+    return PageServer(f"http://{shown}:{taken}{prefix}/", taken, runner, closing)
 
 
 def guarded(has_token: bool) -> Any:
@@ -112,33 +100,29 @@ def guarded(has_token: bool) -> Any:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Answer) -> web.StreamResponse:
-        if not has_token and not is_ours(request.headers.get("Host", "")):
-            # DNS rebinding: a foreign name that resolves to this machine lets a foreign page read ours.
-            response: web.StreamResponse = _error(403, "this page is served as 127.0.0.1 or localhost only")
-        else:
-            response = await _answered(request, handler)
+        response: web.StreamResponse
+        try:
+            if has_token or is_ours(request.headers.get("Host", "")):
+                response = await handler(request)
+            else:  # DNS rebinding: a foreign name that resolves to this machine lets a foreign page read ours
+                response = _error(403, "this page is served as 127.0.0.1 or localhost only")
+        except NotServed as error:
+            response = _error(404, str(error))
+        except BadRequest as error:
+            response = _error(400, str(error))
+        except web.HTTPException as error:
+            response = _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}")
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _log.exception("%s %s", request.method, request.path)
+            response = _error(500, f"the viewer failed: {type(error).__name__}: {error}")
         if not response.prepared:
             response.headers.update(HEADERS)
             response.headers.setdefault("Cache-Control", "no-store")
         return response
 
     return middleware
-
-
-async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except NotServed as error:
-        return _error(404, str(error))
-    except BadRequest as error:
-        return _error(400, str(error))
-    except web.HTTPException as error:
-        return _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}")
-    except (ConnectionError, asyncio.CancelledError):
-        raise
-    except Exception as error:
-        _log.exception("%s %s", request.method, request.path)
-        return _error(500, f"the viewer failed: {type(error).__name__}: {error}")
 
 
 def _error(status: int, text: str) -> web.Response:
@@ -182,14 +166,11 @@ async def _events(runs: Runs, closing: asyncio.Event, request: web.Request) -> w
     await response.prepare(request)
     await response.write(b"data: " + encoded(said) + b"\n\n")
     heard = time.monotonic()
-    with suppress(ConnectionError):
+    with suppress(ConnectionError, NotServed):  # it went away, or the run's folder did
         while not closing.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(closing.wait(), POLL_SECONDS)
-            try:
-                now = await asyncio.to_thread(answers.growth, runs, id)
-            except NotServed:  # the run's folder is gone
-                break
+            now = await asyncio.to_thread(answers.growth, runs, id)
             if now != said:
                 said, heard = now, time.monotonic()
                 await response.write(b"data: " + encoded(said) + b"\n\n")

@@ -105,7 +105,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_what_came_after_is_aside(c
 
 def test_a_run_that_is_resumed_twice_reads_as_one(config):
     viewed = Run("one", trained(config, range(1, 6)).folder.path, "training")
-    assert len(viewed.metrics.update()) == 10
+    assert len(viewed.metrics.updated()) == 10
     trained(config, range(5, 8))
     run = trained(config, range(7, 11))
     assert steps_of(run.folder) == list(range(1, 11))
@@ -122,7 +122,7 @@ def test_a_run_that_is_resumed_twice_reads_as_one(config):
     assert times == sorted(times)
     assert times[-1] > 600  # of the checkpoint that it went on from
     viewed.refresh()
-    assert [record["step"] for record in viewed.metrics.update() if record["kind"] == "eval"] == list(range(1, 11))
+    assert [record["step"] for record in viewed.metrics.updated() if record["kind"] == "eval"] == list(range(1, 11))
     assert len(viewed.files) == 20
     assert viewed.problems == []
 
@@ -159,7 +159,7 @@ def test_metrics_that_end_before_the_checkpoint_cost_their_lines_and_nothing_els
     assert run.told[0] == "metrics.jsonl: 1 of its lines were no records: they are in metrics.jsonl.before-resume-1"
     assert f"of the {len(whole)} bytes that it had at the checkpoint are lost" in run.told[1]
     viewed = Run("one", run.folder.path, "training")
-    assert [r["step"] for r in viewed.metrics.update() if r["kind"] == "train"][-2:] == [3, 4]
+    assert [r["step"] for r in viewed.metrics.updated() if r["kind"] == "train"][-2:] == [3, 4]
     assert viewed.problems == []
 
 

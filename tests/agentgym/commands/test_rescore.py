@@ -66,7 +66,7 @@ def run(tmp_path):
     tasks = list(spec.tasks("test"))
     played = asyncio.run(run_many(spec.make, lambda e: Says(e.task), [Episode(t, 0, 7) for t in tasks], env_id=spec.id))
     folder = tmp_path / "run"
-    with store.open_store(folder, [store.Planned(cell, len(tasks))], settings={}) as opened:
+    with store.open_store(folder, [{**cell.to_json(), "tasks": len(tasks)}], settings={}) as opened:
         for trajectory in played:
             trajectory.metadata["cost"] = 0.5
             if trajectory.task_id == "5":

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentgym.evaluate.python_agent import reply_of_answer
+from agentgym.evaluate.agents import reply_of_answer
 from agentgym.policies.base import Reply
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -21,7 +21,7 @@ def evaluation(path, cells):
     (path / "episodes").mkdir(parents=True)
     records = []
     for one, episodes in cells:
-        file = f"episodes/{one.file_name}"
+        file = f"episodes/{one.name.replace('/', '-')}.jsonl"
         write_jsonl(path / file, episodes)
         records.append({**one.to_json(), "tasks": len({e.task_id for e in episodes}), "file": file})
     write_json(path / "run.json", {"kind": "evaluation", "format": 1, "name": path.name, "cells": records})
@@ -51,8 +51,8 @@ def test_differences_are_of_the_tasks_means(pair):
     assert found.measures["turns"].mean == 0
     assert "tokens" not in found.measures, "nobody counted"
     assert (found.episodes_a, found.episodes_b, found.notes) == (8, 8, [])
-    assert [change.task for change in found.changed] == ["t1", "t2", "t3"]
-    assert (found.changed[0].success_a, found.changed[0].success_b) == (0.0, 1.0)
+    assert [change["task"] for change in found.changed] == ["t1", "t2", "t3"]
+    assert (found.changed[0]["success_a"], found.changed[0]["success_b"]) == (0.0, 1.0)
     assert (comparison.only_a, comparison.only_b) == ([], [])
 
 

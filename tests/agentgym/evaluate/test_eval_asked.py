@@ -9,7 +9,7 @@ from endpoint_double import said, serving
 
 from agentgym.cli import main
 from agentgym.core.trajectory import read_jsonl
-from agentgym.evaluate.statistics import pass_intervals, success_interval
+from agentgym.evaluate.statistics import passes, success_interval
 
 PARITY = f"{parity.__name__}:Parity"
 
@@ -106,7 +106,6 @@ def test_pass_at_k_has_an_interval_over_tasks_in_the_table_and_in_json(tmp_path,
 
 def test_an_interval_of_pass_at_k_is_clustered_by_task():
     outcomes = [(4, 4)] * 10 + [(4, 0)] * 10
-    at, hat = pass_intervals(outcomes, 4)
+    _, _, at, hat = passes(outcomes, 4)
     of_tasks = success_interval([[1.0]] * 10 + [[0.0]] * 10)
     assert at[1] == at[4] == hat[4] == pytest.approx(of_tasks, abs=0.01), "80 episodes that are worth 20"
-    assert pass_intervals([], 4) == ({}, {})

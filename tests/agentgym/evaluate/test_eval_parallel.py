@@ -17,9 +17,10 @@ from agentgym.evaluate import Budget, agents
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.run import MOST_REFUSALS, run_plan
 from agentgym.evaluate.store import read_cell
+from agentgym.evaluate.suite import Suite
 from agentgym.policies.base import EndpointUsage, Reply
 
-EXPERT = agents.expert()
+EXPERT = agents.built_in("expert")
 RUNNING: Counter[str] = Counter()
 MOST: Counter[str] = Counter()
 OPEN: Counter[str] = Counter()
@@ -56,8 +57,8 @@ def cell(name, n=10, **kwargs):
     return Cell(EnvSpec(name, f"{__name__}:Counted", {"name": name, **kwargs}), EXPERT, n=n)
 
 
-def played(cells, out, **more):
-    return asyncio.run(run_plan(cells, out, make=more.pop("make", agents.policy_maker), **more))
+def played(cells, out, make=agents.policy_maker, watch=None, **more):
+    return asyncio.run(run_plan(Suite("r", tuple(cells), **more), out, make=make, watch=watch))
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def test_asked_to_stop_all_cells_do(tmp_path):
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(0.3, stop.set)
         cells = [cell(name, seconds=30) for name in "ab"] + [cell("c", seconds=0.01)]
-        return await run_plan(cells, tmp_path / "r", make=agents.policy_maker, concurrency=6, stop=stop)
+        return await run_plan(Suite("r", tuple(cells), 6), tmp_path / "r", make=agents.policy_maker, stop=stop)
 
     results = asyncio.run(go())
     assert results.stopped == "interrupted"

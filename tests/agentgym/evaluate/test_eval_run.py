@@ -22,6 +22,7 @@ from agentgym.evaluate.budget import Budget, Prices
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
+from agentgym.evaluate.suite import Suite
 from agentgym.policies.base import EndpointUsage, ExpertPolicy, Reply, ScriptedPolicy
 from agentgym.rollout.episode import Limits
 
@@ -85,7 +86,7 @@ class Slow(Parity):
 
 
 PARITY = EnvSpec("parity", f"{__name__}:Parity")
-EXPERT, RANDOM = agents.expert(), agents.random_agent()
+EXPERT, RANDOM = agents.built_in("expert"), agents.built_in("random")
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +95,12 @@ def clean():
     PLAYED.clear()
 
 
-def played(cells, out, **more):
-    return asyncio.run(run_plan(cells, out, make=more.pop("make", agents.policy_maker), **more))
+def played(cells, out, make=agents.policy_maker, watch=None, **more):
+    return asyncio.run(run_plan(Suite("r", tuple(cells), **more), out, make=make, watch=watch))
+
+
+def is_complete(results):
+    return all(cell.episodes == cell.planned for cell in results.cells)
 
 
 def comparable(results):
@@ -170,7 +175,7 @@ def test_a_plan_is_played_once_and_again_not_at_all(tmp_path):
         ("parity@expert", 10, 10),
         ("parity@random", 10, 10),
     ]
-    assert (first.stopped, first.complete) == (None, True)
+    assert (first.stopped, is_complete(first)) == (None, True)
     assert comparable(played(cells, tmp_path / "r")) == comparable(first)
     assert set(PLAYED.values()) == {2}  # once by each agent
     stored = json.loads((tmp_path / "r" / "results.json").read_text())
@@ -264,7 +269,7 @@ def test_an_agent_that_does_not_play_now_is_planned_and_plays_later(tmp_path):
     first = played(cells, tmp_path / "r", make=lambda a: agents.policy_maker(a) if a == EXPERT else None)
     assert [(c.episodes, c.planned) for c in first.cells] == [(5, 5), (0, 5)]
     second = played(cells, tmp_path / "r", make=lambda a: agents.policy_maker(a) if a == RANDOM else None)
-    assert second.complete
+    assert is_complete(second)
     assert set(PLAYED.values()) == {2}
 
 
@@ -306,7 +311,7 @@ def test_a_run_stopped_by_a_limit_goes_on_to_the_same_results(tmp_path, stops):
 
 def test_a_limit_that_comes_with_the_last_episode_has_stopped_nothing(tmp_path):
     results = played([Cell(PARITY, EXPERT, n=5, k=2)], tmp_path / "r", budget=Budget(episodes=10))
-    assert (results.stopped, results.complete) == (None, True)
+    assert (results.stopped, is_complete(results)) == (None, True)
 
 
 def test_a_limit_that_keeps_failed_episodes_from_being_played_again_has_stopped_the_run(tmp_path):
@@ -323,7 +328,8 @@ def test_asked_to_stop_it_stores_no_half_episode_and_writes_results(tmp_path):
     async def scene():
         stop = asyncio.Event()
         cells = [Cell(EnvSpec("slow", f"{__name__}:Slow"), EXPERT, n=6)]
-        going = asyncio.create_task(run_plan(cells, tmp_path / "r", make=agents.policy_maker, stop=stop, concurrency=2))
+        suite = Suite("r", tuple(cells), concurrency=2)
+        going = asyncio.create_task(run_plan(suite, tmp_path / "r", make=agents.policy_maker, stop=stop))
         while len(PLAYED) < 6:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
@@ -349,7 +355,7 @@ def test_past_the_limit_of_time_running_episodes_get_some_patience_only(tmp_path
 def test_cancelled_from_outside_it_writes_results_too(tmp_path):
     async def scene():
         cells = [Cell(EnvSpec("slow", f"{__name__}:Slow"), EXPERT, n=4)]
-        await asyncio.wait_for(run_plan(cells, tmp_path / "r", make=agents.policy_maker), 2)
+        await asyncio.wait_for(run_plan(Suite("r", tuple(cells)), tmp_path / "r", make=agents.policy_maker), 2)
 
     with pytest.raises(TimeoutError):
         asyncio.run(scene())
@@ -382,7 +388,7 @@ def test_a_folder_that_is_being_written_is_refused(tmp_path):
         pytest.raises(ValueError, match="is being written by another process"),
     ):
         played(cells, tmp_path / "r")
-    assert played(cells, tmp_path / "r").complete
+    assert is_complete(played(cells, tmp_path / "r"))
 
 
 RUN = textwrap.dedent(
@@ -390,11 +396,11 @@ RUN = textwrap.dedent(
     import asyncio, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
-    from test_eval_run import EXPERT, PARITY, RANDOM, agents, run_plan
+    from test_eval_run import EXPERT, PARITY, RANDOM, played
     from agentgym.evaluate.plan import Cell
     cells = [Cell(PARITY, agent, k=20) for agent in (EXPERT, RANDOM)]
     print("begins", flush=True)
-    asyncio.run(run_plan(cells, Path(sys.argv[2]), make=agents.policy_maker, concurrency=8))
+    played(cells, Path(sys.argv[2]), concurrency=8)
     """
 )
 
@@ -422,7 +428,7 @@ def test_killed_at_any_moment_and_started_again_it_is_as_if_undisturbed(tmp_path
     assert 3 <= lines() < 800, "no start was killed while it played"
     resumed = played(cells, tmp_path / "r")
     for cell in cells:
-        stored = (tmp_path / "r" / "episodes" / cell.file_name).read_bytes().splitlines()
+        stored = (tmp_path / "r" / "episodes" / f"{cell.name}.jsonl").read_bytes().splitlines()
         keys = Counter((r["task_id"], r["sample"]) for r in map(json.loads, stored))
         assert keys == {(str(task), sample): 1 for task in range(20) for sample in range(20)}
     assert comparable(resumed) == comparable(played(cells, tmp_path / "whole"))

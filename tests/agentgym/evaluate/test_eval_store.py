@@ -13,18 +13,20 @@ from hypothesis import strategies as st
 
 from agentgym.core.registration import EnvSpec
 from agentgym.core.trajectory import Trajectory, Turn
-from agentgym.evaluate.agents import chat, expert, null
+from agentgym.evaluate.agents import built_in, chat
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.store import Planned, Store, StoreError, effective, open_store, read_cell, read_run, scan
+from agentgym.evaluate.store import Store, StoreError, effective, open_store, read_cell, read_run, scan
 from agentgym.storage.files import write_json
 from agentgym.storage.jsonl import mend
 
 ENV = EnvSpec("e", "some.module:Env")
-CELL = Cell(ENV, expert(), n=5, k=2)
+EXPERT = built_in("expert")
+CELL = Cell(ENV, EXPERT, n=5, k=2)
 
 
 def opened(path, *cells, tasks=5, mark="m", served=None, **more):
-    plan = [Planned(cell, tasks, mark, served or {}) for cell in cells or (CELL,)]
+    known = {"tasks": tasks, "first_task": mark, "served": served or {}}
+    plan = [{**cell.to_json(), **known} for cell in cells or (CELL,)]
     return open_store(path, plan, settings={}, **more)
 
 
@@ -122,7 +124,7 @@ def test_a_run_grows_by_cells_tasks_and_samples(tmp_path):
     assert record["prices"] == {"m": {"input": 1.0}}
     [cell] = record["cells"]
     assert (cell["tasks"], cell["file"]) == (5, "episodes/e@expert.jsonl")
-    more = [Cell(ENV, expert(), n=3, k=4), Cell(ENV, null(), n=None)]
+    more = [Cell(ENV, EXPERT, n=3, k=4), Cell(ENV, built_in("null"), n=None)]
     with opened(tmp_path / "r", *more, tasks=9):
         grown, new = read_run(tmp_path / "r")["cells"]
     assert (grown["n"], grown["k"], grown["tasks"]) == (5, 4, 9)
@@ -133,12 +135,12 @@ def test_a_run_grows_by_cells_tasks_and_samples(tmp_path):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (Cell(ENV, expert(), seed=1), "seed was 0, is now 1"),
-        (Cell(ENV, expert(), max_turns=3), "max_turns was null, is now 3"),
-        (Cell(ENV, expert(mistakes=0.5)), "mistakes was null, is now 0.5"),
-        (Cell(EnvSpec("e", "some.module:Env", kwargs={"size": 4}), expert()), "env kwargs size was null, is now 4"),
-        (Cell(EnvSpec("e", "some.module:Other"), expert()), 'entry_point was "some.module:Env"'),
-        (Cell(ENV, null("expert")), 'agent kind was "expert", is now "null"'),
+        (Cell(ENV, EXPERT, seed=1), "seed was 0, is now 1"),
+        (Cell(ENV, EXPERT, max_turns=3), "max_turns was null, is now 3"),
+        (Cell(ENV, built_in("expert", 0.5)), "mistakes was null, is now 0.5"),
+        (Cell(EnvSpec("e", "some.module:Env", kwargs={"size": 4}), EXPERT), "env kwargs size was null, is now 4"),
+        (Cell(EnvSpec("e", "some.module:Other"), EXPERT), 'entry_point was "some.module:Env"'),
+        (Cell(ENV, built_in("null", name="expert")), 'agent kind was "expert", is now "null"'),
     ],
 )
 def test_what_changes_the_measurement_is_refused_by_name(tmp_path, other, words):
@@ -153,7 +155,7 @@ def test_what_changes_the_measurement_is_refused_by_name(tmp_path, other, words)
 
 @pytest.mark.parametrize("name", ["timeout", "retries", "stream", "base_url"])
 def test_an_argument_of_the_environment_is_measured_whatever_its_name(tmp_path, name):
-    first, second = (Cell(EnvSpec("e", "some.module:Env", kwargs={name: value}), expert()) for value in (1, 2))
+    first, second = (Cell(EnvSpec("e", "some.module:Env", kwargs={name: value}), EXPERT) for value in (1, 2))
     with opened(tmp_path / "r", first):
         pass
     with pytest.raises(ValueError, match=f"env kwargs {name} was 1, is now 2"):
@@ -204,7 +206,7 @@ def test_how_an_endpoint_is_asked_may_change(tmp_path):
 
 
 def test_cells_whose_names_make_one_file_name_get_two(tmp_path):
-    cells = [Cell(EnvSpec(id, "some.module:Env"), expert()) for id in ("a/b", "a:b", "A-b", "x" * 300)]
+    cells = [Cell(EnvSpec(id, "some.module:Env"), EXPERT) for id in ("a/b", "a:b", "A-b", "x" * 300)]
     with opened(tmp_path / "r", *cells) as store:
         for cell in cells:
             store.append(cell, episode())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.evaluate.budget import Budget
-from agentgym.evaluate.store import Planned, open_store
+from agentgym.evaluate.store import open_store
 from agentgym.evaluate.suite import read_suite, suite_in, suite_of
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def test_a_run_folder_gives_its_suite_back(written, tmp_path):
     suite = suite_of(read_suite(written(WHOLE)))
     limits = {name: value for name, value in vars(suite.limits).items() if name != "max_turns"}
     settings = {"limits": limits, "budget": suite.budget.to_json(), "retries": 2, "concurrency": 32}
-    plan = [Planned(cell, 5) for cell in suite.cells]
+    plan = [{**cell.to_json(), "tasks": 5} for cell in suite.cells]
     with open_store(tmp_path / "small", plan, settings=settings, prices=suite.prices.to_json()):
         assert suite_in(tmp_path / "small") == suite
 

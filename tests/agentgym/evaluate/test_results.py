@@ -144,13 +144,13 @@ def test_a_difficulty_of_another_kind_is_its_text():
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=40))
 def test_every_reward_is_in_the_histogram(rewards):
     found = cell([trajectory(str(i), reward=r) for i, r in enumerate(rewards)]).rewards
-    assert sum(found.counts) == len(rewards)
-    assert (found.low, found.high) == (min(rewards), max(rewards))
-    assert len(found.counts) in (1, HISTOGRAM_BINS)
+    assert sum(found["counts"]) == len(rewards)
+    assert (found["low"], found["high"]) == (min(rewards), max(rewards))
+    assert len(found["counts"]) in (1, HISTOGRAM_BINS)
 
 
 def test_the_ends_of_the_histogram_are_in_its_first_and_last_range():
-    counts = cell([trajectory(str(i), reward=r) for i, r in enumerate([0.0, 1.0, 1.0])]).rewards.counts
+    counts = cell([trajectory(str(i), reward=r) for i, r in enumerate([0.0, 1.0, 1.0])]).rewards["counts"]
     assert counts == [1, *[0] * (HISTOGRAM_BINS - 2), 2]
 
 
@@ -162,8 +162,6 @@ def test_the_result_survives_json():
     assert CellResult.from_json(json.loads(json.dumps(found.to_json()))) == found
     whole = Results("run", [found], stopped="cost", seconds=4.0)
     assert Results.from_json(json.loads(json.dumps(whole.to_json()))) == whole
-    assert not whole.complete
-    assert Results("run", [cell(episodes)]).complete
     with pytest.raises(ValueError, match="format 7"):
         Results.from_json({**whole.to_json(), "format": 7})
 

@@ -105,7 +105,6 @@ def test_the_users_arguments_go_over_ours(folder):
     found = arguments(folder, gpu=False, args=given)
     assert tuple(found[-4:]) == given
     assert pairs(found)["--max-num-batched-tokens"] == "16384"
-    assert "--enable-auto-tool-choice" not in arguments(folder, gpu=False, tool_parser=None)
 
 
 def test_keys_do_not_reach_the_server(folder, monkeypatch):

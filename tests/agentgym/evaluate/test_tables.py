@@ -9,8 +9,19 @@ from numbers_cases import calls, result, trajectory
 from rich.console import Console
 
 from agentgym.evaluate import Results, table_of
-from agentgym.evaluate.formats import count, cut, duration, half_width, money, number, one_line, percent, percent_range
-from agentgym.evaluate.tables import part_tables, results_table
+from agentgym.evaluate.tables import (
+    count,
+    cut,
+    duration,
+    half_width,
+    money,
+    number,
+    one_line,
+    part_tables,
+    percent,
+    percent_range,
+    results_table,
+)
 
 
 def printed(table, width=80, terminal=False):

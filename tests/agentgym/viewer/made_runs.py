@@ -51,7 +51,7 @@ def write_evaluation(run, cells=(("frozen_lake", "expert"), ("frozen_lake", "ran
             "created": time.time() if created is None else created,
             "command": ["agentgym", "eval", *[env for env, _ in cells]],
             "versions": {"python": sys.version.split()[0]},
-            "cells": [{**c.to_json(), "tasks": n, "file": f"episodes/{c.file_name}"} for c in planned],
+            "cells": [{**c.to_json(), "tasks": n, "file": f"episodes/{c.name}.jsonl"} for c in planned],
             "settings": {"limits": {}, "budget": {}, "retries": 1, "concurrency": 8},
             "prices": None,
         },
@@ -59,7 +59,7 @@ def write_evaluation(run, cells=(("frozen_lake", "expert"), ("frozen_lake", "ran
     for cell in planned:
         for trajectory in play(cell.env.id, policy_maker(cell.agent.kind), n, k):
             trajectory.metadata |= {"tags": ["game"], "difficulty": len(trajectory.turns) % 3, "ended": time.time()}
-            write_jsonl(run / "episodes" / cell.file_name, [trajectory])
+            write_jsonl(run / "episodes" / f"{cell.name}.jsonl", [trajectory])
     return run
 
 

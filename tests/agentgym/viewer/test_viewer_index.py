@@ -12,7 +12,7 @@ from made_runs import HOSTILE, TokenPolicy, byte_tokenizer, failed, hostile, pla
 from agentgym.core.trajectory import read_jsonl, write_jsonl
 from agentgym.storage.jsonl import line_of
 from agentgym.viewer.index import EpisodeFile, NotServed
-from agentgym.viewer.query import MOST_ROWS, Query, Search, find
+from agentgym.viewer.query import MOST_ROWS, Query, TextSearch, find
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def test_a_query_takes_the_names_of_the_page():
 
 
 def found_by(text, file):
-    search = Search(text)
+    search = TextSearch(text)
     while search.share([file]) < 1.0:
         search.go_on([file], 5.0)
     return [i for i, row in enumerate(file.rows) if search.has(file, row.start)]
@@ -358,7 +358,7 @@ def test_a_search_goes_on_where_the_file_grew_and_starts_again_where_it_is_new(f
     marked = replace(played[0], error="NEEDLE", end="error")
     write_jsonl(file.path, [played[0], marked])
     file.update()
-    search = Search("needle")
+    search = TextSearch("needle")
     search.go_on([file], 10)
     assert (search.share([file]), search.has(file, file.rows[1].start)) == (1.0, True)
     write_jsonl(file.path, [marked])

@@ -18,6 +18,7 @@ from agentgym.evaluate.agents import policy_maker
 from agentgym.evaluate.display import LiveDisplay
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.run import run_plan
+from agentgym.evaluate.suite import Suite
 from agentgym.evaluate.tables import results_table
 
 pytestmark = pytest.mark.browser
@@ -151,7 +152,7 @@ def evaluate_and_draw(run, drawn):
     console = Console(record=True, width=92, force_terminal=True, file=io.StringIO())
     console.print("[bold]$[/] agentgym eval frozen_lake tic_tac_toe --policy random -n 12 -k 4\n", highlight=False)
     watch = Seen(console, cells[1].name, 30)
-    results = asyncio.run(run_plan(cells, run, make=policy_maker, concurrency=8, watch=watch))
+    results = asyncio.run(run_plan(Suite(run.name, tuple(cells), 8), run, make=policy_maker, watch=watch))
     assert watch.left < 0
     console.print("", results_table(results))
     drawn.write_text(console.export_svg(title="agentgym eval", clear=False))

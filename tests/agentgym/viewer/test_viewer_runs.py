@@ -11,9 +11,9 @@ from agentgym.core.trajectory import write_jsonl
 from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
 from agentgym.storage.files import write_json
+from agentgym.viewer.answers import details, summary
 from agentgym.viewer.index import NotServed
 from agentgym.viewer.run import Runs, roots_of, run_folders
-from agentgym.viewer.summary import details, summary
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_without_a_tokenizer_there_are_no_texts(made, tmp_path):
 def test_a_part_of_a_character_is_shown_by_its_bytes(tmp_path):
     from made_runs import byte_tokenizer
 
-    from agentgym.viewer.token_texts import token_decoder
+    from agentgym.viewer.answers import token_decoder
 
     tokenizer = byte_tokenizer()
     (tmp_path / "model").mkdir()
