@@ -28,7 +28,7 @@ from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message, assistant
 from agentgym.core.tracebacks import place_of
 from agentgym.policies.base import EndEpisode, EndpointUsage, Reply
-from agentgym.policies.completions import reply_of
+from agentgym.policies.chat import reply_of
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
