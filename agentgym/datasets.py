@@ -268,17 +268,6 @@ def fetch(data: DataSet, *, force: bool = False, seconds: float = 600.0) -> list
         raise DownloadError(f"{data.name} is not on the Hugging Face hub: {by_hand}")
     if problem := no_hub():
         raise DownloadError(f"cannot fetch {data.name}: {problem}, or {by_hand}")
-    contents = _made(data, seconds)
-    for path in wanted:
-        try:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(root / path, contents[path])
-        except OSError as error:
-            raise DownloadError(f"cannot write {root / path}: {error}") from error
-    return [root / path for path in wanted]
-
-
-def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
     rows = []
     for hub, split in data.parts:
         try:
@@ -286,8 +275,15 @@ def _made(data: DataSet, seconds: float) -> dict[str, bytes]:
         except Exception as error:  # the hub's client raises many types
             raise DownloadError(f"cannot fetch {hub.repo} ({hub.config}, {split}): {error}") from error
     try:
-        return data.write(rows) if data.write else {}
+        contents = data.write(rows)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         repos = ", ".join(dict.fromkeys(hub.repo for hub, _ in data.parts))
         text = f"{repos} has an unexpected format on the hub, different from {data.name}: {error!r}"
         raise DownloadError(text) from error
+    for path in wanted:
+        try:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(root / path, contents[path])
+        except OSError as error:
+            raise DownloadError(f"cannot write {root / path}: {error}") from error
+    return [root / path for path in wanted]

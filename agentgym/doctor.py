@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentgym import DISTRIBUTION, __version__
 
@@ -80,18 +80,17 @@ def examine(probes: Sequence[Probe]) -> dict[str, list[Diagnosis]]:
 
 
 def output_of(command: Sequence[str], seconds: float) -> str:
+    how: dict[str, Any] = {"capture_output": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            command, capture_output=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
-        )
+        return str(subprocess.run(command, timeout=seconds, check=True, **how).stdout)
     except OSError as error:
         raise RuntimeError(f"{command[0]} cannot be started: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{command[0]} did not end within {seconds:g} s") from error
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
-    return done.stdout
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr or error.stdout).strip().splitlines()
+        said = lines[-1] if lines else "no output"
+        raise RuntimeError(f"{command[0]} ended with {error.returncode}: {said}") from error
 
 
 def gpu() -> list[Diagnosis]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from agentgym.checks.subject import MAX_STEPS, Finding, Played, Subject, note, ok, problem, problems_of, said, shown
+from agentgym.checks.subject import MAX_STEPS, Finding, Played, Subject, note, ok, problem, problems_of, said
 from agentgym.core.env import Blocking
 from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec, registry
@@ -426,9 +426,8 @@ async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
         if growth <= _MEMORY_GROWTH:
             return []
         grown = tracemalloc.take_snapshot().compare_to(snapshot, "lineno")
-        lines = [line.traceback[0] for line in grown if line.size_diff > 0]
-        own = (f"{shown(line.filename)}:{line.lineno}" for line in lines if subject.home.owns(line.filename))
-        place = next(own, "")
+        lines = (line.traceback[0] for line in grown if line.size_diff > 0)
+        place = subject.home.first((line.filename, line.lineno) for line in lines)
     finally:
         tracemalloc.stop()
     text = f"each of {count} resets kept {growth / 1e3:,.0f} kB more: let go in reset of what the last episode made"

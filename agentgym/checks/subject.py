@@ -54,10 +54,12 @@ class Home:
         return file.startswith(tuple(self._roots))
 
     def place_of(self, error: BaseException) -> str:
-        return self._first(reversed(list(traceback.walk_tb(error.__traceback__))))
+        frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+        return self.first((frame.f_code.co_filename, line) for frame, line in frames)
 
     def place_in(self, frame: FrameType | None) -> str:
-        return self._first(traceback.walk_stack(frame)) if frame else ""
+        frames = traceback.walk_stack(frame) if frame else ()
+        return self.first((outer.f_code.co_filename, line) for outer, line in frames)
 
     def line_with(self, kind: type, pattern: re.Pattern[str]) -> str:
         try:
@@ -68,8 +70,8 @@ class Home:
         code = ((number, line.partition("#")[0]) for number, line in enumerate(lines, start=1))
         return next((f"{shown(file)}:{number}" for number, line in code if pattern.search(line)), "")
 
-    def _first(self, frames: Iterable[tuple[FrameType, int]]) -> str:
-        lines = ((frame.f_code.co_filename, line) for frame, line in frames)
+    def first(self, lines: Iterable[tuple[str, int]]) -> str:
+        """The first of these lines, of files, that is the author's."""
         return next((f"{shown(file)}:{line}" for file, line in lines if self.owns(file)), "")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentgym.cli.shared import print_json
+from agentgym.cli.shared import print_json, set_run
 from agentgym.core.usage_error import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -30,8 +30,7 @@ def add_completion(commands: argparse._SubParsersAction) -> None:
         epilog='for example: eval "$(agentgym completion bash)"',
     )
     completion.add_argument("shell", nargs="?", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    completion.add_argument("--json", action="store_true", help="the script as JSON")
-    completion.set_defaults(run=_completion)
+    set_run(completion, _completion, "the script as JSON")
 
 
 def _completion(args: argparse.Namespace) -> int:

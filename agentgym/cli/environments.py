@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, set_run, spec_of
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def add_list(commands: argparse._SubParsersAction) -> None:
     server = "list those of a server, http://HOST:PORT (default: this machine's)"
     listing.add_argument("server", nargs="?", metavar="URL", help=server)
     listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    listing.set_defaults(run=_list)
+    set_run(listing, _list, "as JSON")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -149,8 +148,7 @@ def add_init(commands: argparse._SubParsersAction) -> None:
     for name, verb in (("tools", "calls tools"), ("sandbox", "runs commands in a sandbox")):
         about = f"create an environment whose agent {verb}"
         kind.add_argument(f"--{name}", action="store_const", dest="kind", const=name, default="plain", help=about)
-    add("--json", action="store_true", help="print the written files as JSON")
-    command.set_defaults(run=_init)
+    set_run(command, _init, "print the written files as JSON")
 
 
 def _init(args: argparse.Namespace) -> int:
@@ -178,8 +176,7 @@ def add_check(commands: argparse._SubParsersAction) -> None:
     check.add_argument("envs", nargs="+", metavar="ENV", help=ENVS)
     timeout = "seconds that one call may take (default: 30)"
     check.add_argument("--timeout", type=float, default=30.0, metavar="S", help=timeout)
-    check.add_argument("--json", action="store_true", help="the findings as JSON")
-    check.set_defaults(run=_check)
+    set_run(check, _check, "the findings as JSON")
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -250,8 +247,7 @@ def add_validate(commands: argparse._SubParsersAction) -> None:
     add_kwargs(command, "keyword arguments of the environments")
     add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
-    add("--json", action="store_true", help="scores and findings as JSON")
-    command.set_defaults(run=_validate)
+    set_run(command, _validate, "scores and findings as JSON")
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -304,8 +300,7 @@ def add_export(commands: argparse._SubParsersAction) -> None:
     add_kwargs(openenv, "keyword arguments of the environment")
     wheel = "a package file that is on no index; repeatable"
     add("--wheel", type=Path, action="append", default=[], metavar="FILE", help=wheel)
-    add("--json", action="store_true", help="print the written files as JSON")
-    openenv.set_defaults(run=_export)
+    set_run(openenv, _export, "print the written files as JSON")
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.cli.shared import print_json, print_rows
+from agentgym.cli.shared import print_json, print_rows, set_run
 from agentgym.core.usage_error import UsageError, instead
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
@@ -27,8 +27,7 @@ def add_doctor(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
-    doctor.add_argument("--json", action="store_true", help="as JSON")
-    doctor.set_defaults(run=_doctor)
+    set_run(doctor, _doctor, "as JSON")
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -64,17 +63,14 @@ def add_sandbox(commands: argparse._SubParsersAction) -> None:
     docker = "also build Docker images (default: if a Docker Engine answers)"
     add("--docker", action=argparse.BooleanOptionalAction, help=docker)
     add("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
-    add("--json", action="store_true", help="print the built images as JSON")
-    build.set_defaults(run=_build)
+    set_run(build, _build, "print the built images as JSON")
     listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    listing.set_defaults(run=_list_sandboxes)
+    set_run(listing, _list_sandboxes, "as JSON")
     cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
     which = cleanup.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="also remove those in use, and those of other hosts")
     which.add_argument("--run", metavar="LABEL", dest="of_run", help="remove only those of this run, in use or not")
-    cleanup.add_argument("--json", action="store_true", help="print the removed sandboxes as JSON")
-    cleanup.set_defaults(run=_cleanup)
+    set_run(cleanup, _cleanup, "print the removed sandboxes as JSON")
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -152,14 +148,12 @@ def add_data(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("data", help="list and download data sets")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
     listing = commands.add_parser("list", help="list data sets, and which are on this machine")
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    listing.set_defaults(run=_list_data)
+    set_run(listing, _list_data, "as JSON")
     get = commands.add_parser("get", help="fetch data sets from the Hugging Face hub into the data folder")
     get.add_argument("names", nargs="+", metavar="DATA", help="which; `agentgym data list` shows them")
     get.add_argument("--force", action="store_true", help="overwrite existing files")
     get.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each part (default: 600)")
-    get.add_argument("--json", action="store_true", help="which files were written, as JSON")
-    get.set_defaults(run=_get_data)
+    set_run(get, _get_data, "which files were written, as JSON")
 
 
 def _list_data(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, set_run, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def add_play(commands: argparse._SubParsersAction) -> None:
     add("--agent", metavar="MODULE:NAME", help="your own agent plays: a function or class of Python")
     add_kwargs(command, "keyword arguments of the agent", "--agent-kwargs")
     add("--watch", action="store_true", help="wait for Enter after each of the agent's turns")
-    add("--json", action="store_true", help="print the episode as JSON; all else goes to standard error")
-    command.set_defaults(run=_play)
+    set_run(command, _play, "print the episode as JSON; all else goes to standard error")
 
 
 def _play(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.shared import add_kwargs, find_modules, print_json, print_rows, print_table
+from agentgym.cli.shared import add_kwargs, find_modules, print_json, print_rows, print_table, set_run
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
     measure = "measure in the table; tokens are those that the agent wrote (default: success)"
     add("--measure", choices=("success", "reward", "turns", "tokens"), default="success", help=measure)
     help_json = "print all measures as JSON: an object, or a list where there are more than two runs"
-    add("--json", action="store_true", help=help_json)
-    parser.set_defaults(run=_compare)
+    set_run(parser, _compare, help_json)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -66,8 +65,7 @@ def add_rescore(commands: argparse._SubParsersAction) -> None:
     add("--out", type=Path, metavar="DIR", help="the folder to write (default: RUN-rescored)")
     add_kwargs(command, "keyword arguments that override those of the run; for one environment: {ENV: {...}}")
     add("--concurrency", type=int, default=64, help="episodes at a time (default: 64)")
-    add("--json", action="store_true", help="old and new scores as JSON")
-    command.set_defaults(run=_rescore)
+    set_run(command, _rescore, "old and new scores as JSON")
 
 
 def _rescore(args: argparse.Namespace) -> int:
@@ -141,8 +139,7 @@ def add_view(commands: argparse._SubParsersAction) -> None:
     add("--export", type=Path, metavar="FILE", help="write one static HTML file and exit")
     episodes = "episodes of each run in the exported file (default: 200)"
     add("--episodes", type=int, default=200, metavar="N", help=episodes)
-    add("--json", action="store_true", help="print the page's address, or what was exported, as JSON")
-    parser.set_defaults(run=_view)
+    set_run(parser, _view, "print the page's address, or what was exported, as JSON")
 
 
 def _view(args: argparse.Namespace) -> int:

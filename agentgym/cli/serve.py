@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cli.shared import ENVS, add_kwargs, print_json, spec_of
+from agentgym.cli.shared import ENVS, add_kwargs, print_json, set_run, spec_of
 from agentgym.core.usage_error import UsageError
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
@@ -57,7 +57,6 @@ def add_serve(commands: argparse._SubParsersAction) -> None:
         description="Serve environments over HTTP and WebSockets until Ctrl-C or SIGTERM, each session in a process of its own."
         ' Elsewhere, agentgym.make("http://HOST:PORT/ENV") is such an environment.',
     )
-    parser.set_defaults(run=_serve)
     add = parser.add_argument
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
     add_kwargs(parser, "arguments of the environments; of one alone: {ENV: {...}}")
@@ -103,7 +102,7 @@ def add_serve(commands: argparse._SubParsersAction) -> None:
     )
     add("--session-memory", type=_size, default=0, metavar="SIZE", help=memory)
     _add_sandboxes(parser)
-    add("--json", action="store_true", help="print the address, as JSON")
+    set_run(parser, _serve, "print the address, as JSON")
 
 
 def _add_sandboxes(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -98,6 +98,12 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, not {text}")
     return value
+
+
+def set_run(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], json: str) -> None:
+    """What a command does, and its last option, which `json` describes."""
+    parser.add_argument("--json", action="store_true", help=json)
+    parser.set_defaults(run=run)
 
 
 def add_kwargs(parser: Any, about: str, option: str = "--kwargs") -> None:

@@ -31,7 +31,7 @@ class _Flag:
 
 
 @dataclass(slots=True)
-class _Call:
+class _EnvCall:
     """One call. Once `outcome` is cancelled, nobody waits for it any more."""
 
     function: Callable[..., Any]
@@ -51,8 +51,8 @@ class EnvExecutor:
     def __init__(self, name: str):
         self.name = name
         self.thread: int | None = None  # its ident, once it has started
-        self._thread_calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None] | None = None
-        self._task_calls: asyncio.Queue[_Call] | None = None
+        self._thread_calls: queue.SimpleQueue[tuple[_EnvCall, _Inbox] | None] | None = None
+        self._task_calls: asyncio.Queue[_EnvCall] | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_in_thread = self._last_in_task = _Flag(up=True)
 
@@ -73,7 +73,7 @@ class EnvExecutor:
         return self._start(in_task, env.get_wrapper_attr(name), args, kwargs)
 
     def _start(self, in_task: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> asyncio.Future[Any]:
-        call = _Call(function, args, kwargs, self, asyncio.get_running_loop().create_future())
+        call = _EnvCall(function, args, kwargs, self, asyncio.get_running_loop().create_future())
         if in_task:
             self.in_task(call)
         else:
@@ -92,7 +92,7 @@ class EnvExecutor:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and took its tasks with it
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    def _in_thread(self, call: _Call) -> None:
+    def _in_thread(self, call: _EnvCall) -> None:
         if self._thread_calls is None:
             self._thread_calls = queue.SimpleQueue()
             thread = threading.Thread(target=_serve, args=(self._thread_calls,), name=self.name, daemon=True)
@@ -103,7 +103,7 @@ class EnvExecutor:
             inbox = _inboxes[loop] = _Inbox()
         self._thread_calls.put((call, inbox))
 
-    def in_task(self, call: _Call) -> None:
+    def in_task(self, call: _EnvCall) -> None:
         loop = call.outcome.get_loop()
         if self._task is None or self._task_calls is None or self._task.done() or self._task.get_loop() is not loop:
             self._task_calls = asyncio.Queue()
@@ -117,10 +117,10 @@ class _Inbox:
     """Answers of threads to an event loop. One wake-up of the loop takes all that have come."""
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[_Call, Any, BaseException | None]] = deque()
+        self._answers: deque[tuple[_EnvCall, Any, BaseException | None]] = deque()
         self._woken = False
 
-    def put(self, call: _Call, value: Any, error: BaseException | None) -> None:
+    def put(self, call: _EnvCall, value: Any, error: BaseException | None) -> None:
         loop = call.outcome.get_loop()
         self._answers.append((call, value, error))
         if not self._woken or loop.is_closed():
@@ -139,7 +139,7 @@ class _Inbox:
 _inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = weakref.WeakKeyDictionary()
 
 
-def _serve(calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None]) -> None:
+def _serve(calls: queue.SimpleQueue[tuple[_EnvCall, _Inbox] | None]) -> None:
     while (taken := calls.get()) is not None:
         call, inbox = taken
         value: Any = None
@@ -154,7 +154,7 @@ def _serve(calls: queue.SimpleQueue[tuple[_Call, _Inbox] | None]) -> None:
         del taken, call, value, error
 
 
-async def _serve_async(calls: asyncio.Queue[_Call]) -> None:
+async def _serve_async(calls: asyncio.Queue[_EnvCall]) -> None:
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     while True:
         call = await calls.get()
@@ -178,14 +178,14 @@ async def _serve_async(calls: asyncio.Queue[_Call]) -> None:
         del call, value, error
 
 
-def _interrupt(call: _Call, task: asyncio.Task[None], outcome: asyncio.Future[Any]) -> None:
+def _interrupt(call: _EnvCall, task: asyncio.Task[None], outcome: asyncio.Future[Any]) -> None:
     """Cancel a call in a task when nobody waits for it any more."""
     if outcome.cancelled() and call.started and not call.returned.up:
         call.interrupted = True  # so that the task tells this from a cancel that is meant for itself
         task.cancel()
 
 
-def _answer(call: _Call, value: Any, error: BaseException | None) -> None:
+def _answer(call: _EnvCall, value: Any, error: BaseException | None) -> None:
     """Settle a call that ran in a thread; an awaitable that it returned is awaited first, in the task."""
     if error is None and not call.outcome.done() and inspect.isawaitable(value):
         # An awaitable is what `_serve_async` awaits.

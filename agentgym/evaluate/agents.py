@@ -31,7 +31,7 @@ from agentgym.policies.base import (
     Reply,
     ScriptedPolicy,
 )
-from agentgym.policies.completions import reply_of
+from agentgym.policies.chat import reply_of
 from agentgym.rollout.episode import Episode
 
 if TYPE_CHECKING:

@@ -85,12 +85,11 @@ class ScriptedPolicy:
 
     def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action], end: str = "script"):
         self._end = end
-        self._answer = script if callable(script) else None
-        self._script = iter(()) if callable(script) else iter(script)
+        self._script = script if callable(script) else iter(script)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        if self._answer is not None:
-            return Reply(assistant(self._answer(messages)))
+        if callable(self._script):
+            return Reply(assistant(self._script(messages)))
         for action in self._script:
             return Reply(assistant(action))
         raise EndEpisode(self._end)
