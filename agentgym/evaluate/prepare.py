@@ -163,9 +163,8 @@ async def _answer(session: aiohttp.ClientSession, method: str, url: str, body: A
             raise ValueError(f"{url}: no answer within {SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             if attempt == TRIES:
-                raise ValueError(
-                    f"{url}: nothing answers there ({error}): start the server, or correct the URL"
-                ) from error
+                what = f"nothing answers there ({error}): start the server, or correct the URL"
+                raise ValueError(f"{url}: {what}") from error
         await asyncio.sleep(0.5 * attempt)
     raise RuntimeError("unreachable: the last try returns or raises")
 

@@ -198,9 +198,8 @@ class _Evaluation:
         for part in parts:
             part.left = len(part.missing())
         batches = [self._batch(part, part.make_policy) for part in parts if part.make_policy is not None]
-        played = run_batches(
-            batches, concurrency=self.suite.concurrency, retries=self.suite.retries, go_on=self._goes_on
-        )
+        at_once, retries = self.suite.concurrency, self.suite.retries
+        played = run_batches(batches, concurrency=at_once, retries=retries, go_on=self._goes_on)
         try:
             await self._until_stopped(asyncio.create_task(played))
         finally:
