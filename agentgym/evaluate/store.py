@@ -132,8 +132,8 @@ def open_store(
             "versions": {"agentgym": __version__, "python": platform.python_version()},
             "folders": sorted({*(present or {}).get("folders", []), *_folders(plan)}),
             "cells": cells,
-            "settings": dict(settings),
-            "prices": dict(prices) if prices is not None else None,
+            "settings": settings,
+            "prices": prices,
         }
         (path / "episodes").mkdir(exist_ok=True)
         write_json(path / "run.json", record)
