@@ -219,9 +219,8 @@ def _langchain_reply(said: Any) -> Reply:
     message: Message = {"role": "assistant", "content": content}
     for call in getattr(said, "tool_calls", None) or ():
         function = {"name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
-        message.setdefault("tool_calls", []).append(
-            {"id": call.get("id") or "", "type": "function", "function": function}
-        )
+        called = {"id": call.get("id") or "", "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(called)
     finish = (getattr(said, "response_metadata", None) or {}).get("finish_reason")
     counted = getattr(said, "usage_metadata", None) or {}
     usage = {

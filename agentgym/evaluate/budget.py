@@ -73,21 +73,19 @@ class Spent:
     def add(self, record: dict[str, Any]) -> None:
         metadata = record["metadata"]
         self.episodes += 1
-        usage = (metadata.get("calls") or {}).get("usage")
-        self.tokens += tokens_of(usage) if usage else sum(map(_stored_tokens, record["turns"]))
         self.cost += metadata.get("cost") or 0.0
+        if whole := (metadata.get("calls") or {}).get("usage"):
+            self.tokens += tokens_of(whole)
+            return
+        for turn in record["turns"]:
+            usage, tokens = turn.get("usage"), turn.get("tokens")
+            exact = tokens and tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
+            self.tokens += tokens_of(usage) if usage else exact or 0
 
 
 def tokens_of(usage: dict[str, int]) -> int:
     """Tokens read and written; cached and reasoning tokens are parts of these."""
     return usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-
-
-def _stored_tokens(turn: dict[str, Any]) -> int:
-    usage, tokens = turn.get("usage"), turn.get("tokens")
-    if usage or not tokens:
-        return tokens_of(usage or {})
-    return tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
 
 
 def calls_of(tries: Iterable[Policy]) -> EndpointUsage | None:
@@ -160,9 +158,8 @@ class Prices:
 
 def _price(where: str, fields: Any) -> Price:
     if not isinstance(fields, Mapping):
-        raise ValueError(
-            f"{where}: {{input: $, output: $}} is needed, US dollars per million tokens, not {fields!r:.80}"
-        )
+        wanted = "{input: $, output: $} is needed, US dollars per million tokens"
+        raise ValueError(f"{where}: {wanted}, not {fields!r:.80}")
     names = tuple(Price.__dataclass_fields__)
     for name in (*fields, "input", "output"):
         value = fields.get(name)

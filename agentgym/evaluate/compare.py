@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,13 @@ def compare_runs(a: Path | str, b: Path | str) -> Comparison:
 def compare_all(paths: Sequence[Path | str], read: Read = _stored) -> list[Comparison]:
     """Each run against the first, which is read once. Arguments as in `read_compared`; raises as `compare_runs`."""
     (first, a), *others = [(str(path), read_compared(Path(path), read)) for path in paths]
-    return [_comparison(first, a, path, b) for path, b in others]
-
-
-def _comparison(first: str, a: Sequence[ComparedCell], second: str, b: Sequence[ComparedCell]) -> Comparison:
-    pairs = _pairs(a, b)
-    only_a = [cell.name for cell in a if all(cell is not mine for mine, _ in pairs)]
-    only_b = [cell.name for cell in b if all(cell is not theirs for _, theirs in pairs)]
-    return Comparison(first, second, [_compared(mine, theirs) for mine, theirs in pairs], only_a, only_b)
+    comparisons = []
+    for path, b in others:
+        pairs = _pairs(a, b)
+        only_a = [cell.name for cell in a if all(cell is not mine for mine, _ in pairs)]
+        only_b = [cell.name for cell in b if all(cell is not theirs for _, theirs in pairs)]
+        comparisons.append(Comparison(first, path, list(starmap(_compared, pairs)), only_a, only_b))
+    return comparisons
 
 
 def _pairs(a: Sequence[ComparedCell], b: Sequence[ComparedCell]) -> list[tuple[ComparedCell, ComparedCell]]:

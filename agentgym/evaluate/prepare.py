@@ -101,48 +101,45 @@ SECONDS = 20.0
 _SHOWN = 8
 
 
-async def probe(base_url: str, models: Sequence[str], api_key: str | None = None) -> str | None:
+async def probe(base_url: str, models: Sequence[str]) -> str | None:
     """Ask an endpoint for its models; one that lists none is asked for one token by each model instead.
 
     Returns why nothing is known of the endpoint, though it may work (it is busy), or None. Raises ValueError if nothing answers
-    there, the key (default: OPENAI_API_KEY) is refused, it is no chat endpoint, or it does not have a model.
+    there, the key of OPENAI_API_KEY is refused, it is no chat endpoint, or it does not have a model.
     """
     import aiohttp
 
-    key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     chat = url_of(base_url)
-    listing = chat.replace("/chat/completions", "/models", 1)
     limit = aiohttp.ClientTimeout(total=SECONDS)
     async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
-        status, body = await _answer(session, "GET", listing)
-        if status == 200 and (names := _names(body)):
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            for model in models:
-                if model not in names:
-                    has = ", ".join(names[:_SHOWN]) + more
-                    raise ValueError(f"{base_url} has no model {model!r}{nearest(model, names)}; it has {has}")
-            return None
-        if (unknown := _judged(base_url, status, body)) is not None:
-            return unknown
-        for model in models:
-            asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-            status, body = await _answer(session, "POST", chat, asked)
-            if status in (404, 405):
-                answers = f"it answers {status}: {_words(body)}); base URLs usually end in /v1"
-                raise ValueError(f"{base_url} is not a chat endpoint, or has no model {model!r} ({answers}")
-            if (unknown := _judged(base_url, status, body)) is not None:
-                return unknown
+        for model in (None, *models):
+            if model is None:
+                status, body = await _answer(session, "GET", chat.replace("/chat/completions", "/models", 1))
+                if status == 200 and (names := _names(body)):
+                    _check_models(base_url, models, names)
+                    return None
+            else:
+                asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+                status, body = await _answer(session, "POST", chat, asked)
+            words = " ".join(body.decode(errors="replace").split())[:200] or "nothing"
+            if model is not None and status in (404, 405):
+                wrong = f"{base_url} is not a chat endpoint, or has no model {model!r}"
+                raise ValueError(f"{wrong} (it answers {status}: {words}); base URLs usually end in /v1")
+            if status in (401, 403):
+                raise ValueError(f"{base_url} refuses the key, or needs one, in OPENAI_API_KEY ({status}: {words})")
+            if status == 429 or status >= 500:
+                return f"{base_url} answers {status}: {words}"
     return None
 
 
-def _judged(base_url: str, status: int, body: bytes) -> str | None:
-    """The verdict of a status alone; None to ask on. Raises ValueError if the key is refused."""
-    if status in (401, 403):
-        raise ValueError(f"{base_url} refuses the key, or needs one, in OPENAI_API_KEY ({status}: {_words(body)})")
-    if status == 429 or status >= 500:
-        return f"{base_url} answers {status}: {_words(body)}"
-    return None
+def _check_models(base_url: str, models: Sequence[str], names: Sequence[str]) -> None:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    for model in models:
+        if model not in names:
+            has = ", ".join(names[:_SHOWN]) + more
+            raise ValueError(f"{base_url} has no model {model!r}{nearest(model, names)}; it has {has}")
 
 
 async def _answer(session: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> tuple[int, bytes]:
@@ -163,9 +160,8 @@ async def _answer(session: aiohttp.ClientSession, method: str, url: str, body: A
             raise ValueError(f"{url}: no answer within {SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             if attempt == TRIES:
-                raise ValueError(
-                    f"{url}: nothing answers there ({error}): start the server, or correct the URL"
-                ) from error
+                what = f"nothing answers there ({error}): start the server, or correct the URL"
+                raise ValueError(f"{url}: {what}") from error
         await asyncio.sleep(0.5 * attempt)
     raise RuntimeError("unreachable: the last try returns or raises")
 
@@ -175,7 +171,3 @@ def _names(body: bytes) -> list[str]:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError):
         return []
-
-
-def _words(body: bytes) -> str:
-    return " ".join(body.decode(errors="replace").split())[:200] or "nothing"

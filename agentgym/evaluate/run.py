@@ -80,7 +80,7 @@ async def evaluate(
     limits = limits or Limits()
     cell = Cell(env, AgentSpec(agent, "python"), split, n, k, seed, limits.max_turns)
     suite = Suite(cell.name, (cell,), concurrency, retries, limits, budget or Budget(), prices)
-    run, part = _Evaluation(suite, on_end=on_end), _part_of(cell, make_policy)
+    run, part = _Evaluation(suite, on_end=on_end), _played_cell(cell, make_policy)
     if out is not None:
         results = await _played_in_folder([part], Path(out), run, ())
         return next(found for found in results.cells if found.name == cell.name)
@@ -119,7 +119,9 @@ async def run_plan(
         StoreError: an episode could not be stored; what was stored before is safe.
     """
     run = _Evaluation(suite, watch, begun=begun or time.monotonic(), stop=stop or asyncio.Event())
-    return await _played_in_folder([_part_of(cell, make(cell.agent)) for cell in suite.cells], Path(out), run, command)
+    return await _played_in_folder(
+        [_played_cell(cell, make(cell.agent)) for cell in suite.cells], Path(out), run, command
+    )
 
 
 def results_in(
@@ -149,7 +151,7 @@ def _result(cell: Cell, episodes: Iterable[Trajectory | EpisodeNumbers], tasks: 
 
 
 @dataclass
-class _Part:
+class _PlayedCell:
     """A cell in this start of a run.
 
     Attributes:
@@ -194,13 +196,12 @@ class _Evaluation:
     _refusals: Counter[str] = field(default_factory=Counter)
     _shared: list[Policy] = field(default_factory=list)
 
-    async def play(self, parts: Sequence[_Part]) -> None:
+    async def play(self, parts: Sequence[_PlayedCell]) -> None:
         for part in parts:
             part.left = len(part.missing())
         batches = [self._batch(part, part.make_policy) for part in parts if part.make_policy is not None]
-        played = run_batches(
-            batches, concurrency=self.suite.concurrency, retries=self.suite.retries, go_on=self._goes_on
-        )
+        at_once, retries = self.suite.concurrency, self.suite.retries
+        played = run_batches(batches, concurrency=at_once, retries=retries, go_on=self._goes_on)
         try:
             await self._until_stopped(asyncio.create_task(played))
         finally:
@@ -208,7 +209,7 @@ class _Evaluation:
                 if part.began is not None and part.ended is None:
                     self._finished(part)
 
-    def _batch(self, part: _Part, make_policy: MakePolicy) -> Batch:
+    def _batch(self, part: _PlayedCell, make_policy: MakePolicy) -> Batch:
         if not part.left:
             self._started(part)
             self._finished(part)
@@ -222,13 +223,13 @@ class _Evaluation:
             lambda: self._started(part),
         )
 
-    def _started(self, part: _Part) -> None:
+    def _started(self, part: _PlayedCell) -> None:
         part.began = time.monotonic()
         if self.watch is not None:
             total = len(part.tasks) * part.cell.k
             self.watch.started(part.cell, total, total - part.left)
 
-    def _finished(self, part: _Part) -> None:
+    def _finished(self, part: _PlayedCell) -> None:
         part.ended = time.monotonic()
         if self.watch is not None:
             self.watch.finished(part.cell)
@@ -256,7 +257,7 @@ class _Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    def _policy(self, part: _Part, make_policy: MakePolicy, episode: Episode) -> Policy:
+    def _policy(self, part: _PlayedCell, make_policy: MakePolicy, episode: Episode) -> Policy:
         # Every try asks here before anything else of it happens, so these are the episodes that run.
         tries = self._running.setdefault((part.cell.name, (episode.task.id, episode.sample)), [])
         policy = make_policy(episode)
@@ -275,7 +276,7 @@ class _Evaluation:
             other[:] = [one for one in other if one is not policy]
         return calls.requests > 0 or any(one is policy for one in self._shared)
 
-    def _ended(self, part: _Part, trajectory: Trajectory) -> None:
+    def _ended(self, part: _PlayedCell, trajectory: Trajectory) -> None:
         key = (part.cell.name, (trajectory.task_id, trajectory.sample))
         if key not in self._running:
             raise ValueError(f"{part.cell.env.id} reports task {trajectory.task_id!r}, but was given another task")
@@ -326,7 +327,7 @@ class _Evaluation:
             self.stop.set()
 
 
-async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
+async def _played_in_folder(parts: list[_PlayedCell], out: Path, run: _Evaluation, command: Sequence[str]) -> Results:
     """Play the missing episodes of a run folder, and write the results however they end."""
     suite = run.suite
     plan = [{**part.cell.to_json(), **part.known} for part in parts]
@@ -362,7 +363,7 @@ async def _played_in_folder(parts: list[_Part], out: Path, run: _Evaluation, com
         return results
 
 
-def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began: float) -> Results:
+def _write_results(out: Path, stopped: str | None, parts: Sequence[_PlayedCell], began: float) -> Results:
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
         took, total = {cell["name"]: float(cell["seconds"]) for cell in before["cells"]}, float(before["seconds"])
@@ -383,7 +384,7 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_Part], began
     return results
 
 
-def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
+def _played_cell(cell: Cell, make_policy: MakePolicy | None) -> _PlayedCell:
     if cell.k < 1 or (cell.n is not None and cell.n < 1):
         raise ValueError(f"n and k must be at least 1, not {cell.n} and {cell.k}")
     found: dict[str, Task] = {}
@@ -397,7 +398,7 @@ def _part_of(cell: Cell, make_policy: MakePolicy | None) -> _Part:
     line = line_of([first.id, first.messages, first.answer, first.seed])
     mark = hashlib.sha256(line.encode()).hexdigest()[:16]  # the same for any number of tasks of the same data
     known = {"tasks": len(found), "first_task": mark, "served": told_of(cell.env, cell.split)}
-    return _Part(cell, held(cell.env), make_policy, found, known)
+    return _PlayedCell(cell, held(cell.env), make_policy, found, known)
 
 
 def _labels(task: Task) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,8 @@ def open_store(
             "versions": {"agentgym": __version__, "python": platform.python_version()},
             "folders": sorted({*(present or {}).get("folders", []), *_folders(plan)}),
             "cells": cells,
-            "settings": dict(settings),
-            "prices": dict(prices) if prices is not None else None,
+            "settings": settings,
+            "prices": prices,
         }
         (path / "episodes").mkdir(exist_ok=True)
         write_json(path / "run.json", record)
@@ -253,7 +254,10 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[s
         if served := record.pop("served", None) or (old or {}).get("served"):
             record["served"] = served
         if old is None:
-            record["file"] = _file_for(record["name"], files)
+            # Two names may make one file name, on file systems too that do not tell capitals from small letters.
+            stem = re.sub(r"[^\w.@+-]+", "-", record["name"]).strip("-.").encode()[:200].decode(errors="ignore")
+            names = (f"episodes/{stem}{f'-{number}' if number > 1 else ''}.jsonl" for number in count(1))
+            record["file"] = next(name for name in names if name.casefold() not in files)
             files.add(record["file"].casefold())
         elif differences := _differences(old, record):
             found = f"{record['name']} with other settings: {'; '.join(differences)}"
@@ -267,13 +271,6 @@ def _merged(path: Path, present: Sequence[dict[str, Any]], plan: Sequence[dict[s
             }
         cells[record["name"]] = record
     return list(cells.values())
-
-
-def _file_for(cell: str, taken: set[str]) -> str:
-    """A file name that no other cell has, on file systems too that do not tell capitals from small letters."""
-    stem = re.sub(r"[^\w.@+-]+", "-", cell).strip("-.").encode()[:200].decode(errors="ignore")
-    names = (f"episodes/{stem}{f'-{number}' if number > 1 else ''}.jsonl" for number in range(1, len(taken) + 2))
-    return next(name for name in names if name.casefold() not in taken)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

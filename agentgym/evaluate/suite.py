@@ -107,7 +107,7 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
         if agent.name in found:
             raise ValueError(f"two agents are called {agent.name!r}: give one another name:")
         found[agent.name] = agent
-    cells = [cell for entry in record["envs"] for cell in _cells_of(entry, record, found, find)]
+    cells = tuple(cell for entry in record["envs"] for cell in _cells_of(entry, record, found, find))
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{name} is there twice: give one of the environments another name:")
@@ -115,9 +115,8 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
     limits, budget = limits_of(record.get("limits") or {}, Limits(), Budget())
     _at_least(record, concurrency=1, retries=0)
     counts: dict[str, Any] = {key: record[key] for key in ("concurrency", "retries") if record.get(key) is not None}
-    return Suite(
-        record.get("name") or cells[0].name, tuple(cells), limits=limits, budget=budget, prices=prices, **counts
-    )
+    name = record.get("name") or cells[0].name
+    return Suite(name, cells, limits=limits, budget=budget, prices=prices, **counts)
 
 
 def suite_in(path: Path) -> Suite:

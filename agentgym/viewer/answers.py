@@ -250,7 +250,7 @@ def _means(run: Run, stem: str, file: EpisodeFile | None) -> dict[str, float | N
 
 def _cells(run: Run) -> list[tuple[str, str]]:
     """Names of the cells and of their files: those of `run.json`, then files that it does not name."""
-    planned = [(str(c.get("name", "")), Path(str(c.get("file", ""))).stem) for c in run.cells]
+    planned = [(str(cell.get("name", "")), Path(str(cell.get("file", ""))).stem) for cell in run.cells]
     stems = {stem for _, stem in planned}
     return planned + [(file.name, stem) for stem, file in run.files.items() if stem not in stems]
 

@@ -73,7 +73,10 @@ def write_report(folder: Path, kind: Kind) -> Path:
     shown = {**details(run), "live": False}
     if kind == "evaluation":
         shown = with_results(shown)
-        wanted = {cell["name"]: _outcomes(cell["result"]) for cell in shown["cells"] if cell["result"]}
+        for cell in shown["cells"]:
+            success, errors = cell["success"], cell["errors"]
+            there = {"success": success, "failure": success is not None and success < 1, "error": errors}
+            wanted[cell["name"]] = [outcome for outcome in OUTCOMES if there[outcome]]
     examples = ((file, row) for file in run.files.values() for row in _examples(file, wanted.get(file.name, OUTCOMES)))
     rows = list(_fitting(examples, REPORT_BYTES))
     shown["problems"] = run.problems
@@ -83,12 +86,6 @@ def write_report(folder: Path, kind: Kind) -> Path:
     report = folder / "report.html"
     write_text(report, page_of({**data, "note": note if len(rows) < here else None, "home": run.id}))
     return report
-
-
-def _outcomes(result: dict[str, Any]) -> list[str]:
-    success = result["success"]
-    there = {"success": success, "failure": success is not None and success < 1, "error": result["errors"]}
-    return [outcome for outcome in OUTCOMES if there[outcome]]
 
 
 def _examples(file: EpisodeFile, outcomes: Collection[str]) -> list[Any]:

@@ -203,7 +203,7 @@ class MetricsFile(GrowingFile):
 
     def updated(self) -> list[dict[str, Any]]:
         """All records, after a look at what was appended."""
-        if self.path.exists():
+        if self.path.exists() and self.changed():
             self.update()
         return self.records
 

@@ -22,6 +22,13 @@ SORTS: dict[str, Callable[[EpisodeRow], Any]] = {
     "task": attrgetter("task", "sample"),
 }
 Found = tuple[EpisodeFile, EpisodeRow]
+# By the types of the query's fields.
+_READ: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "bool": lambda text: text not in ("0", "false"),
+    **dict.fromkeys(("int", "int | None"), int),
+    "float | None": float,
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,10 @@ class Query:
         for name, text in given.items():
             if name not in known:
                 raise ValueError(f"no parameter {name!r}; there are {', '.join(known)}")
-            if text != "":
-                values[name] = _value(name, known[name], text)
+            try:
+                values |= {name: _READ[known[name]](text)} if text != "" else {}
+            except ValueError:
+                raise ValueError(f"{name} is a number, not {text!r}") from None
         for name, words in (("outcome", OUTCOMES), ("sort", ("stored", *SORTS)), ("order", ("asc", "desc"))):
             if name in values and values[name] not in words:
                 raise ValueError(f"{name} is one of {', '.join(words)}, not {values[name]!r}")
@@ -83,17 +92,6 @@ class Query:
             and _within(row.turns, self.turns_min, self.turns_max)
             and _within(row.tokens, self.tokens_min, self.tokens_max)
         )
-
-
-def _value(name: str, kind: str, text: str) -> Any:
-    try:
-        if kind.startswith("int"):
-            return int(text)
-        if kind.startswith("float"):
-            return float(text)
-    except ValueError:
-        raise ValueError(f"{name} is a number, not {text!r}") from None
-    return text not in ("0", "false") if kind == "bool" else text
 
 
 def _within(value: float | None, low: float | None, high: float | None) -> bool:

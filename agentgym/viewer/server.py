@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +50,7 @@ class PageServer:
 
     url: str
     port: int
-    _runner: web.AppRunner = field(repr=False)
-    _closing: asyncio.Event = field(repr=False)
-
-    async def close(self) -> None:
-        """End it, and the streams of events first: they would not end by themselves."""
-        self._closing.set()
-        await self._runner.cleanup()
+    close: Callable[[], Awaitable[None]]
 
 
 async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> PageServer:
@@ -68,7 +62,12 @@ async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> PageServe
     """
     token = "" if host in LOCAL_HOSTS else secrets.token_urlsafe(24)
     closing = asyncio.Event()
+
+    async def end_streams(app: web.Application) -> None:
+        closing.set()  # the streams of events would not end by themselves
+
     app = web.Application(middlewares=[guarded(bool(token))])
+    app.on_shutdown.append(end_streams)
     prefix = f"/{token}" if token else ""
     add = app.router.add_get
     add(f"{prefix}/api/runs", _json(lambda r: answers.list_runs(runs)))
@@ -92,7 +91,7 @@ async def serve(runs: Runs, host: str = "127.0.0.1", port: int = 0) -> PageServe
         raise
     taken = runner.addresses[0][1]
     shown = f"[{host}]" if ":" in host else host
-    return PageServer(f"http://{shown}:{taken}{prefix}/", taken, runner, closing)
+    return PageServer(f"http://{shown}:{taken}{prefix}/", taken, runner.cleanup)
 
 
 def guarded(has_token: bool) -> Any:
