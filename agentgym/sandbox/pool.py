@@ -376,7 +376,8 @@ class SandboxPool:
                 self._job = None
                 self._workers += 1
             if self._idle and self._timer is None:
-                timer = threading.Timer(self._idle[0][1] + self._idle_seconds - time.monotonic(), self._expire)
+                seconds = max(self._idle[0][1] + self._idle_seconds - time.monotonic(), FIRST_PAUSE)
+                timer = threading.Timer(seconds, self._expire)
                 timer.daemon = True
                 timer.start()
                 self._timer = timer
