@@ -130,10 +130,8 @@ class Worker:
             loaded = self._receive(max(until - time.monotonic(), 0.0))
         except TimeoutError:
             raise NoWorker(f"{name}: a worker was not ready within {START_SECONDS:g} s") from None
-        except ConnectionError:
+        except (ConnectionError, WorkerDied):
             raise _DiedEarly(f"{name}: {self._death()} before the call") from None
-        except WorkerDied as error:
-            raise _DiedEarly(f"{name}: {error} before the call") from None
         try:
             kind, value = loaded or self._receive(timeout)
         except TimeoutError:

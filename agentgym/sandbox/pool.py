@@ -49,26 +49,15 @@ class Lease:
     """A sandbox lent by `SandboxPool.acquire`. After `close`, which returns it to the pool, every call raises SandboxError.
 
     Once a program has run in it, errors are marked as possibly caused by that program; see `agentgym.core.agent_failure`.
-
-    Args:
-        drop: called instead of `give_back` if the lease is garbage-collected unclosed; it must take no lock.
-        up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
     """
 
-    def __init__(
-        self,
-        box: Sandbox,
-        give_back: Callable[[], None],
-        drop: Callable[[], None],
-        up_since: Callable[[float], bool] = lambda then: False,
-    ):
+    def __init__(self, box: "Pooled", pool: "SandboxPool"):
         self.id = box.id
         self.spec = box.spec
-        self._box: Sandbox | None = box
-        self._give_back = give_back
-        self._drop = drop
+        self._box: Pooled | None = box
+        self._pool = pool
         self._pid = os.getpid()
-        self._up: Up = partial(up_since, time.monotonic())
+        self._up: Up = partial(pool.up_since, time.monotonic())
         self._used = False  # whether a program has run in it
         self._lost = False
 
@@ -104,12 +93,12 @@ class Lease:
     def close(self) -> None:
         box, self._box = self._box, None
         if box is not None and os.getpid() == self._pid:
-            self._give_back()
+            self._pool.give_back(box)
 
     def __del__(self) -> None:
         box = getattr(self, "_box", None)
         if box is not None and os.getpid() == self._pid:
-            self._drop()
+            self._pool.dropped.append(box)
 
     @contextmanager
     def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
@@ -196,7 +185,7 @@ class SandboxPool:
         open: makes one sandbox; may take long, and may raise SandboxError. Called by several threads at once.
         at_once: how many are made at a time.
         idle_seconds: after which an unused sandbox is closed.
-        up_since: see `Lease`.
+        up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
     """
 
     def __init__(
@@ -210,7 +199,7 @@ class SandboxPool:
         up_since: Callable[[float], bool] = lambda then: False,
     ):
         self.name = name
-        self._up_since = up_since
+        self.up_since = up_since
         self._open = open
         self._places = places
         self._at_once = at_once
@@ -218,7 +207,7 @@ class SandboxPool:
         self._lock = places.lock
         self._idle: deque[tuple[Pooled, float]] = deque()  # with the time since when; the last used at the right
         self._dirty: deque[Pooled] = deque()
-        self._dropped: deque[Pooled] = deque()  # of leases that became garbage; filled without the lock
+        self.dropped: deque[Pooled] = deque()  # of leases that became garbage; filled without the lock
         self._waiters: deque[_Waiter] = deque()
         self._lent: dict[int, Pooled] = {}  # by id(): a back end may compare sandboxes as it likes
         self._creating = 0
@@ -251,11 +240,11 @@ class SandboxPool:
             box = self._wait(waiter, timeout)
             try:
                 box.ping(SIGN_SECONDS)
-                return Lease(box, partial(self._give_back, box), partial(self._dropped.append, box), self._up_since)
+                return Lease(box, self)
             except SandboxError:
                 continue
             except BaseException:  # Ctrl-C: the caller is gone
-                self._give_back(box)
+                self.give_back(box)
                 raise
 
     def close(self, timeout: float = 3.0) -> None:
@@ -292,7 +281,7 @@ class SandboxPool:
             return f"all {self._places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
         return f"{self._creating} are being made, and {len(self._waiters)} more wait for one"
 
-    def _give_back(self, box: Pooled) -> None:
+    def give_back(self, box: Pooled) -> None:
         with self._lock:
             self._take_back(box)
 
@@ -322,8 +311,8 @@ class SandboxPool:
             self._staff()
 
     def _look(self) -> None:
-        while self._dropped:
-            self._take_back(self._dropped.popleft())
+        while self.dropped:
+            self._take_back(self.dropped.popleft())
         self._serve()
         self._staff()
 
@@ -387,7 +376,8 @@ class SandboxPool:
                 self._job = None
                 self._workers += 1
             if self._idle and self._timer is None:
-                timer = threading.Timer(self._idle[0][1] + self._idle_seconds - time.monotonic(), self._expire)
+                seconds = max(self._idle[0][1] + self._idle_seconds - time.monotonic(), FIRST_PAUSE)
+                timer = threading.Timer(seconds, self._expire)
                 timer.daemon = True
                 timer.start()
                 self._timer = timer

@@ -74,31 +74,23 @@ def _schema_of(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    lines = text.splitlines()
-    starts = [i for i, line in enumerate(lines) if _SECTION.fullmatch(line)]
-    description = " ".join("\n".join(lines[: starts[0] if starts else len(lines)]).split())
-    arguments: dict[str, str] = {}
-    for start in starts:
-        if lines[start].startswith(("Args", "Arguments", "Parameters")):
-            end = next((i for i in starts if i > start), len(lines))
-            arguments |= _read_arguments(lines[start + 1 : end])
-    return description, arguments
-
-
-def _read_arguments(lines: list[str]) -> dict[str, str]:
-    """`name: text` lines at the section's own indent; deeper lines go on with the text."""
-    found: dict[str, str] = {}
-    filled = [line for line in lines if line.strip()]
-    indent = min((len(line) - len(line.lstrip()) for line in filled), default=0)
-    last = ""
-    for line in filled:
-        match = _ARGUMENT.fullmatch(line.strip())
-        if match and len(line) - len(line.lstrip()) == indent:
-            last = match[1]
-            found[last] = match[2]
-        elif last:
-            found[last] = f"{found[last]} {line.strip()}".strip()
-    return found
+    """The text before any section, and of "Args" the `name: text` lines at its indent; deeper lines go on with the text."""
+    description, arguments = [], dict[str, str]()
+    section, indent, last = "", None, ""
+    for line in text.splitlines():
+        depth, said = len(line) - len(line.lstrip()), line.strip()
+        if heading := _SECTION.fullmatch(line):
+            section, indent, last = heading[1], None, ""
+        elif not section:
+            description.append(said)
+        elif said and section in ("Args", "Arguments", "Parameters"):
+            indent = depth if indent is None else indent
+            if (match := _ARGUMENT.fullmatch(said)) and depth == indent:
+                last = match[1]
+                arguments[last] = match[2]
+            elif last:
+                arguments[last] = f"{arguments[last]} {said}".strip()
+    return " ".join(" ".join(description).split()), arguments
 
 
 def problem_of_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str | None:

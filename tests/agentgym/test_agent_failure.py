@@ -222,7 +222,7 @@ class TestWhoseFault:
         session = read = write
 
     def cause(self, error, up=True, used=True):
-        box = Lease(self.Box(error), lambda: None, lambda: None, lambda then: up)
+        box = Lease(self.Box(error), SandboxPool(lambda: None, Places(1), up_since=lambda then: up))
         if used:
             box.exec("true")
         with pytest.raises(type(error)) as raised:
@@ -245,7 +245,7 @@ class TestWhoseFault:
 
     def test_one_that_the_host_closed_is_not(self):
         box = self.Box(SandboxError("closed"))
-        lease = Lease(box, lambda: None, lambda: None, lambda then: True)
+        lease = Lease(box, SandboxPool(lambda: None, Places(1), up_since=lambda then: True))
         lease.exec("true")
         box.alive = False
         with pytest.raises(SandboxError) as raised:
@@ -263,5 +263,5 @@ class TestWhoseFault:
 
 def test_a_pool_without_knowledge_of_its_back_end_blames_nobody():
     pool = SandboxPool(lambda: None, Places(1))
-    assert not pool._up_since(time.monotonic())
+    assert not pool.up_since(time.monotonic())
     pool.close()

@@ -92,6 +92,9 @@ class _Process:
     """What this process holds. A fork begins with nothing: what the parent holds is the parent's."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self.lock = threading.RLock()
         self.choices: dict[tuple[str | None, str, str], Choice] = {}
         self.pools: dict[tuple[Any, ...], SandboxPool] = {}
@@ -100,7 +103,7 @@ class _Process:
 
 
 _process = _Process()
-os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_process.begin_anew)
 
 
 def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:

@@ -365,24 +365,22 @@ class GuestSession:
         if self._ended and self._sandbox.alive:
             raise ValueError("the session has ended")
         if self._kind == "shell":
-            return self._run_shell(text, timeout)
-        data = text.encode("utf-8", "surrogatepass")
-        result, reply = self._step(len(data).to_bytes(4, "big") + data, timeout)
-        if self._ended:
-            return result
+            if "\0" in text:
+                raise ValueError("a shell's command cannot hold a zero byte")
+            command = f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n"
+            data = command.encode("utf-8", "surrogateescape")
+        else:
+            data = text.encode("utf-8", "surrogatepass")
+            data = len(data).to_bytes(4, "big") + data
+        result, reply = self._step(data, timeout)
+        if self._ended:  # an interactive shell says so
+            return replace(result, stderr=result.stderr.removesuffix("exit\n")) if self._kind == "shell" else result
+        if self._kind == "shell":
+            self._last = int(reply) & 0xFF if re.fullmatch(rb"\d{1,3}", reply) else 1
+            return replace(result, exit_code=self._last)
         if self._kind == "python":
             return replace(result, exit_code=int(reply != b"0"))
         return replace(result, exit_code=None, reply=reply.decode("utf-8", "replace"))
-
-    def _run_shell(self, text: str, timeout: float) -> ExecResult:
-        if "\0" in text:
-            raise ValueError("a shell's command cannot hold a zero byte")
-        command = f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n"
-        result, reply = self._step(command.encode("utf-8", "surrogateescape"), timeout)
-        if self._ended:  # an interactive shell says so
-            return replace(result, stderr=result.stderr.removesuffix("exit\n"))
-        self._last = int(reply) & 0xFF if re.fullmatch(rb"\d{1,3}", reply) else 1
-        return replace(result, exit_code=self._last)
 
     def _step(self, data: bytes, timeout: float) -> tuple[ExecResult, bytes]:
         call = {"do": "step", "session": self._number, "timeout": timeout}

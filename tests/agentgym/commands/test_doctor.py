@@ -268,7 +268,7 @@ def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
 
     assert "bubblewrap limits" not in by_name(doctor.bubblewrap()) or os.getuid()
     bubblewrap._warn_once.cache_clear()
-    monkeypatch.setattr(bubblewrap, "limit_files", lambda *_: "mount: Permission denied")
+    monkeypatch.setattr(bubblewrap.limits, "limit_files", lambda *_: "mount: Permission denied")
     told = by_name(doctor.bubblewrap())["bubblewrap limits"]
     assert (told.state, told.text) == ("warning", "the number of files is not limited (mount: Permission denied)")
 

@@ -28,10 +28,10 @@ def own_process(monkeypatch):
     monkeypatch.delenv("AGENTGYM_SANDBOX", raising=False)
     monkeypatch.delenv("AGENTGYM_SANDBOXES", raising=False)
     monkeypatch.setenv("AGENTGYM_RUN", f"backends-test-{os.getpid()}-{time.monotonic_ns()}")
-    backends._begin_anew()
+    backends._process.begin_anew()
     yield
     backends.close_pools(20)
-    backends._begin_anew()
+    backends._process.begin_anew()
 
 
 @pytest.fixture(
