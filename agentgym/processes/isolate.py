@@ -28,6 +28,7 @@ WAIT_SECONDS = 300.0  # for a worker to become free; the calls before this one h
 MOST_WORKERS = min(8, os.cpu_count() or 1)
 MEMORY = 4 << 30  # bytes of address space of one worker
 _LONGEST_ANSWER = 256 << 20  # bytes
+_AT_ONCE = 1 << 16  # bytes that the pipe takes whether or not the worker reads
 _GRACE = 1.0  # seconds after its timeout at which a worker ends itself, if its caller is no longer there to kill it
 
 
@@ -126,7 +127,7 @@ class Worker:
         until = time.monotonic() + START_SECONDS
         try:
             self._receive(START_SECONDS)  # it is ready, so it will take the request at once
-            self._pipe.send_bytes(pickle.dumps((name, args, timeout)))
+            self._send(pickle.dumps((name, args, timeout)))
             loaded = self._receive(max(until - time.monotonic(), 0.0))
         except TimeoutError:
             raise NoWorker(f"{name}: a worker was not ready within {START_SECONDS:g} s") from None
@@ -139,6 +140,17 @@ class Worker:
         if kind == "error":
             raise IsolatedCallError(f"{name}: {value}")
         return value
+
+    def _send(self, request: bytes) -> None:
+        if len(request) <= _AT_ONCE:
+            self._pipe.send_bytes(request)
+            return
+        watchdog = threading.Timer(START_SECONDS, self._end)  # it may be stopped from outside before it has read all
+        watchdog.start()
+        try:
+            self._pipe.send_bytes(request)
+        finally:
+            watchdog.cancel()
 
     def _receive(self, seconds: float) -> Any:
         try:
@@ -160,9 +172,12 @@ class Worker:
         how = f"exited with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         return f"the worker process {how}"
 
-    def kill(self) -> None:
+    def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        self._end()
         self._pipe.close()
         self._process.wait()
 

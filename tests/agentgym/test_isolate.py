@@ -284,3 +284,14 @@ def test_what_has_no_name_is_refused():
             reference(function)
     with pytest.raises(ValueError, match="positive"):
         call_isolated(twice, 1, timeout=0)
+
+
+def test_a_worker_that_is_stopped_while_it_reads_a_long_request_is_killed(monkeypatch):
+    monkeypatch.setattr(isolate, "START_SECONDS", 10.0)
+    with isolate.Worker() as worker:
+        pid = worker.call("os:getpid", timeout=10.0)
+        monkeypatch.setattr(isolate, "START_SECONDS", 1.0)
+        time.sleep(0.5)  # it has said that it is ready for the next call
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(isolate.NoWorker, match="SIGKILL before the call"):
+            worker.call("builtins:len", "x" * (8 << 20), timeout=10.0)
