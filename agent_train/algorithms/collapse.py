@@ -12,7 +12,7 @@ from agentgym.core.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True)
-class Health:
+class CollapseMetrics:
     """Collapse metrics of a step's trajectories; failed ones are left out."""
 
     reward_spread: float  # mean over groups of the standard deviation of the rewards inside a group of at least two
@@ -26,7 +26,7 @@ class Health:
     truncated: float  # share of trajectories cut at a limit
 
 
-def health(groups: Sequence[Group], entropy: float, n: int = 4) -> Health | None:
+def health(groups: Sequence[Group], entropy: float, n: int = 4) -> CollapseMetrics | None:
     """The diagnostics of a step with n-grams of `n` tokens; None where every trajectory failed."""
 
     def sampled_ids(trajectory: Trajectory) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def health(groups: Sequence[Group], entropy: float, n: int = 4) -> Health | None
     if not flat:
         return None
     spreads = [reward_spread([t.reward for t in group]) for group in played if len(group) > 1]
-    return Health(
+    return CollapseMetrics(
         reward_spread=mean_of(spreads),
         flat_groups=mean_of([spread == 0 for spread in spreads]),
         entropy=entropy,

@@ -4,8 +4,7 @@ Sampled tokens are selected first and the results are put back, so an observatio
 nor interrupts anything, and whatever stands at an unsampled token is never read. Results are 0 there.
 
 Legend: T tokens, M of them sampled, S segments (trajectories), K turns. `segment_T` says of which segment, 0 to S-1, a
-token is; the tokens of a segment lie together and in order, those of all its samples one after another. `rewards_T` is
-as `turn_rewards.place` lays it.
+token is; the tokens of a segment lie together and in order. `rewards_T` is as `turn_rewards.place` lays it.
 """
 
 from collections.abc import Sequence

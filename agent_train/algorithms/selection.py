@@ -53,10 +53,7 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
 def choose(
     played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1
 ) -> tuple[list[Group], SelectionMetrics]:
-    """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out.
-
-    With dynamic sampling, groups beyond `wanted` are dropped.
-    """
+    """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out."""
     chosen, overlong, short = algorithm.filter, algorithm.overlong, 0
     kept = list(filters.load(chosen.name)([_rewards(group, overlong) for group in played], chosen.share))
     if kept != sorted(set(kept)) or not all(0 <= index < len(played) for index in kept):

@@ -193,7 +193,7 @@ class _Joined(torch.autograd.Function):
         return *found, None, None, None
 
 
-class _Call(NamedTuple):
+class _AttentionCall(NamedTuple):
     """One call of attention: `n` neighbouring stretches to themselves, or what follows a prefix to it."""
 
     n: int
@@ -214,7 +214,7 @@ class _Call(NamedTuple):
         return x_KTD[:, self.keys].unflatten(1, (self.n, -1)).transpose(0, 1)
 
 
-def _calls(segments: Segments, window: int | None, like: Tensor) -> Iterator[_Call]:
+def _calls(segments: Segments, window: int | None, like: Tensor) -> Iterator[_AttentionCall]:
     def additive(seen: Tensor) -> Tensor:
         """Finite, so that a token that sees nothing has an answer, whose share then is 0."""
         zeros = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
@@ -224,7 +224,7 @@ def _calls(segments: Segments, window: int | None, like: Tensor) -> Iterator[_Ca
     for n, length in segments.runs:
         place = slice(start, start + n * length)
         narrow = window is not None and length > window
-        yield _Call(n, place, place, additive(band(length, window, like.device)) if narrow else None, False)
+        yield _AttentionCall(n, place, place, additive(band(length, window, like.device)) if narrow else None, False)
         start += n * length
     position_T = _positions(segments)
     for trunk in segments.trunks:
@@ -232,7 +232,7 @@ def _calls(segments: Segments, window: int | None, like: Tensor) -> Iterator[_Ca
         if window is not None:
             ahead_NP = position_T[trunk.fork : trunk.end, None] - position_T[trunk.start : trunk.fork]
             mask = additive((ahead_NP < window).to(like.device))
-        yield _Call(1, slice(trunk.fork, trunk.end), slice(trunk.start, trunk.fork), mask, True)
+        yield _AttentionCall(1, slice(trunk.fork, trunk.end), slice(trunk.start, trunk.fork), mask, True)
 
 
 def _positions(segments: Segments) -> Tensor:

@@ -30,9 +30,9 @@ Packed = TypeVar("Packed", bound=nn.Module)
 def load_policy(
     model_dir: str | Path, head_chunk: int, gradient_checkpointing: bool = False, vocab_chunk: int = 0
 ) -> PackedPolicy:
-    """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout.
+    """A Hugging Face folder as a policy to train, on the host, with fp32 weights and without dropout. Raises FileNotFoundError.
 
-    Where the files allow it, the parameters have no memory until `shard` reads them. Raises FileNotFoundError.
+    Where the files allow it, the parameters have no memory until `shard` reads them.
     """
     model, _ = _load(AutoModelForCausalLM, model_dir, gradient_checkpointing)
     return PackedPolicy(model, head_chunk, vocab_chunk)

@@ -1,8 +1,8 @@
 """From packed tokens to log-probabilities and entropies, without ever holding T x V logits; or to a value or score.
 
 Only tokens in the loss mask reach the head, in chunks of tokens and of the vocabulary; the backward pass computes each
-chunk again, all but the last. The logits are taken to fp32 before the log-sum-exp, which grows from one part of the
-vocabulary to the next.
+chunk again, all but the last. Logits are taken to fp32 before the log-sum-exp, which grows with each part of the
+vocabulary.
 
 Legend: T packed tokens, M of them in the loss mask, C tokens of one chunk, V vocabulary, W entries of one part of it, D
 hidden size, S samples (segments).

@@ -82,8 +82,8 @@ class PolicyObjective:
     ) -> tuple[Tensor, Numbers, Numbers]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
-        `output` is logprobs_T and entropy_T, in optimizer step `number` of `steps` of the training step, from 0; from 1
-        on `batch.start_T` is read. `version` is of the trainer's weights at the start, if known.
+        `output` is logprobs_T and entropy_T, in optimizer step `number` of `steps`, from 0; from 1 on `batch.start_T`
+        is read. `version` is of the trainer's weights at the start.
         """
         logprobs_T, entropy_T = output
         coef = self.settings.entropy_coef

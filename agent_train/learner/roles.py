@@ -58,10 +58,7 @@ def learns(config: Config, role: str) -> bool:
 
 
 def source_of(config: Config, role: str) -> str | None:
-    """The folder that the settings name for a role; None for the policy as the run starts.
-
-    PRIME's reward model starts from `critic.path`, else as its reference does, and its rewards then start at 0.
-    """
+    """The folder that the settings name for a role; None for the policy as the run starts. PRIME's model begins as its reference."""
     paths = {
         "reference": config.reference.path,
         "critic": config.critic.path,

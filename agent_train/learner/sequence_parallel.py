@@ -2,7 +2,7 @@
 
 Every rank of a replica gets the same micro-batch. The layers see a contiguous part of its tokens on each rank; inside
 attention the ranks exchange tokens for heads. Behind the last layer the hidden states are gathered, each rank takes its
-stripe of the tokens to predict, and the answers are added up: every rank then computes the same loss.
+stripe of the tokens to predict, and the answers are added up: every rank computes the same loss.
 
 Legend: T packed tokens, P of them on one rank (T / ranks, rounded up), H query heads, K key/value heads, D head or
 hidden size, R ranks.

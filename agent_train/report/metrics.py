@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_train.algorithms.collapse import Health, health
+from agent_train.algorithms.collapse import CollapseMetrics, health
 from agentgym.core.trajectory import Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
@@ -106,7 +106,7 @@ class StepMetrics:
     sync_seconds: float
     step_seconds: float
     weights_checksum: int
-    health: Health | None
+    health: CollapseMetrics | None
     selection: SelectionMetrics
     advantage_mean: float
     advantage_std: float

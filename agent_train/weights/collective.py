@@ -1,8 +1,7 @@
 """Weights from a sender to receivers by broadcast, in buckets of bytes, and the checksum that both sides compare.
 
 Rank 0 sends. The process group needs no `init_process_group` and disturbs none. NCCL carries the bytes where every rank
-has a GPU that no other rank has; otherwise gloo does, and tensors on a GPU go by way of the CPU. Sender and receivers
-cut the same buckets from the same manifest, so that nothing but bytes is sent.
+has a GPU of its own; otherwise gloo does, by way of the CPU. Both sides cut the same buckets from the same manifest.
 
 Legend: B bytes of one bucket or tensor, W 32-bit words of one block.
 """

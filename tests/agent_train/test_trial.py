@@ -57,13 +57,6 @@ def test_every_kl_computes(value, importance):
         (["algorithm=kimi", "algorithm.loss_settings.tau=1.0e+38"], "where the policy has moved"),
         (["algorithm=gspo", "algorithm.advantage.name=turn"], "needs one advantage"),
         (["algorithm.kl.coef=1.0e+38"], "not all finite"),
-        (["algorithm.correction.name=tis", "algorithm.correction.cap=0"], "need a positive cap"),
-        (
-            ["algorithm.correction.name=icepop", "algorithm.correction.low=3", "algorithm.correction.high=2"],
-            "low < high",
-        ),
-        (["algorithm.advantage.name=bilevel_gae", "algorithm.advantage.lam_alpha=1"], "turn_lam"),
-        (["algorithm.reduction=constant"], "max_length"),
         (["algorithm=topr", "algorithm.loss=test_trial:of_gains"], "RuntimeError: no gains below 0"),
     ],
 )

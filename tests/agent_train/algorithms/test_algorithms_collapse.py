@@ -1,6 +1,6 @@
 import pytest
 
-from agent_train.algorithms.collapse import Health, health, repetition
+from agent_train.algorithms.collapse import CollapseMetrics, health, repetition
 from agentgym.core.messages import assistant
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -23,7 +23,7 @@ def test_the_diagnostics_of_a_step():
         entropy=1.5,
         n=2,
     )
-    assert found == Health(
+    assert found == CollapseMetrics(
         reward_spread=0.25,
         flat_groups=0.5,
         entropy=1.5,

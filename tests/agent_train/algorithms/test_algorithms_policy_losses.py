@@ -11,7 +11,6 @@ from agent_train.algorithms.policy_losses import (
     aipo,
     cispo,
     dppo,
-    dppo_keeps,
     kimi,
     m2po,
     m2po_drift,
@@ -94,14 +93,12 @@ def test_dppo_drops_by_probability_not_by_ratio():
     advantages_T = torch.tensor([1.0, 1.0, -1.0])
     loss = dppo(logprobs_T, behaviour_T, advantages_T, low=0.2, high=0.2, tau=1e-3).sum()
     assert loss.item() == pytest.approx(-2.249111, abs=1e-6)
-    assert dppo_keeps(logprobs_T, behaviour_T, advantages_T, 0.2, 0.2).tolist() == [True, True, False]
     # The dropped token is still pulled back: 2 * tau * log(0.2 / 0.5).
     assert gradient(loss, logprobs_T) == numbers(-1.25 + 2e-3 * math.log(1.25), -1.0, 2e-3 * math.log(0.4))
 
 
 def test_dppo_lets_a_rare_token_treble():
     behaviour_T, logprobs_T = torch.tensor([1e-4]).log(), torch.tensor([3e-4]).log()
-    assert dppo_keeps(logprobs_T, behaviour_T, torch.ones(1), 0.2, 0.2).item()
     assert dppo(logprobs_T, behaviour_T, torch.ones(1), tau=0.0).item() == pytest.approx(-3.0, rel=1e-5)
 
 
