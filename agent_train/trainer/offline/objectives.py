@@ -1,21 +1,17 @@
 """The objectives of the modes: a loss with its metrics, and one optimizer step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
+from agent_train.learner.actor_group import Learner
+from agent_train.learner.measures import OptimizerStep
 from agent_train.learner.preference_objective import Judged, of_liked, of_pairs, of_scored_pairs, of_scores
 from agent_train.trainer.offline.records import form_of
 from agent_train.trainer.offline.samples import TokenizedExample
-
-if TYPE_CHECKING:
-    from agent_train.learner.actor_group import Learner
-    from agent_train.learner.measures import OptimizerStep
 
 T = TypeVar("T")
 
