@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from agent_train.algorithms.selection import SelectionMetrics
 from agent_train.report.metrics import EvalMetrics, StepMetrics, Summary
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.evaluate.formats import duration, percent
@@ -104,7 +103,10 @@ class Display:
         if self._live is None:
             self.say(_step_line(cells, metrics, self._total) + (eta and f"  {eta}"))
         if metrics.update is None and not metrics.selection.episodes:
-            self.say(f"{step}: nothing to learn from: {_why_nothing(metrics.selection)}")
+            why = f"algorithm.filter keeps none of the {metrics.selection.groups} groups that were played"
+            if masked := metrics.selection.masked:
+                why = f"all {masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
+            self.say(f"{step}: nothing to learn from: {why}")
         if metrics.failed:
             failed = f"{metrics.failed} of {played} episodes failed and were left out"
             self.say(f"{step}: {failed}; the last error: {self._error}")
@@ -133,7 +135,9 @@ class Display:
             table.add_row(name, text)
         paths = {"metrics": run.metrics, "trajectories": run.trajectories, "checkpoint": run.latest_checkpoint()}
         for name, path in {**paths, "report": run.report}.items():
-            table.add_row(name, "none" if path is None else _short(path))
+            # Relative to the working directory where it lies below it.
+            inside = path is not None and path.is_relative_to(Path.cwd())
+            table.add_row(name, os.path.relpath(path) if path and inside else str(path or "none"))
         self.console.print(table)
 
     def _eta(self, metrics: StepMetrics) -> str:
@@ -173,12 +177,6 @@ def _last_line(error: str) -> str:
     return error.strip().splitlines()[-1][:200] if error.strip() else "no message"
 
 
-def _why_nothing(selection: SelectionMetrics) -> str:
-    if selection.masked:
-        return f"all {selection.masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
-    return f"algorithm.filter keeps none of the {selection.groups} groups that were played"
-
-
 def _cells(row: StepMetrics) -> dict[str, str]:
     cells = {
         "step": str(row.step),
@@ -212,8 +210,3 @@ def _closing(summary: Summary) -> list[tuple[str, str]]:
     told = list(zip(("success at the start", "success at the end", "best success"), found, strict=True))
     done = f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"
     return [*told, ("time", f"{summary.minutes:.1f} minutes"), ("training", done)]
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
