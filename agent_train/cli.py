@@ -36,13 +36,10 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 if the settings are refused."""
     parser = _Parser("agent-train", usage=USAGE, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "settings", nargs="*", metavar="key=value", help="+env=NAME, a choice such as engine=embedded, or a dotted key"
-    )
+    told = "+env=NAME, a choice such as engine=embedded, or a dotted key"
+    parser.add_argument("settings", nargs="*", metavar="key=value", help=told)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and all settings; start nothing")
-    parser.add_argument(
-        "--list", action="store_true", help="print the environments and the other choices; start nothing"
-    )
+    parser.add_argument("--list", action="store_true", help="print environments and other choices; start nothing")
     parser.add_argument("--version", action="version", version=f"agentgym {__version__}")
     arguments = parser.parse_intermixed_args(argv)
     if (here := os.getcwd()) not in sys.path:
@@ -86,17 +83,16 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _ends_at_once() -> Iterator[None]:
     """Ctrl-C and SIGTERM end the process: torch's import takes seconds, and swallows a KeyboardInterrupt. `run` sets handlers of its own."""
-    before = {number: signal.signal(number, _end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, _: object) -> NoReturn:
+        os._exit(128 + number)  # nothing has been started that would have to be stopped
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_at_once(number: int, _: object) -> NoReturn:
-    """Nothing has been started that would have to be stopped."""
-    os._exit(128 + number)
 
 
 def _refuse(problems: Sequence[str]) -> int:

@@ -28,13 +28,11 @@ def gpu_share(gpus: int, engine: str) -> float:
 
 @dataclass(frozen=True)
 class Room:
-    """The resources of one rank of a role.
-
-    `bundle` is what rank i of all roles take together, on one device, as Ray names it; None where each rank is placed by itself.
-    """
+    """The resources of one rank of a role."""
 
     gpus: float
     cpus: float
+    # What rank i of all roles take together, on one device, as Ray names it; None where each rank is placed by itself.
     bundle: dict[str, float] | None = None
 
 
@@ -81,15 +79,13 @@ def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
     free = int((sum(nodes) - ranks) / env.cpus)
     fitting = min(_fitting(nodes, env.cpus), free)
     if fitting < 1:
-        raise PlacementError(
-            f"env.cpus={env.cpus:g}: no worker fits beside the learner's {ranks} CPUs: {there}: lower env.cpus or"
-            " learner.workers, or add nodes"
-        )
+        problem = f"env.cpus={env.cpus:g}: no worker fits beside the learner's {ranks} CPUs: {there}"
+        raise PlacementError(f"{problem}: lower env.cpus or learner.workers, or add nodes")
     if env.workers > fitting:
-        raise PlacementError(
-            f"env.workers={env.workers} of env.cpus={env.cpus:g} do not fit beside the learner's {ranks} CPUs: {there}, which is"
-            f" room for {fitting}: lower env.workers or env.cpus, or add nodes"
+        problem = (
+            f"env.workers={env.workers} of env.cpus={env.cpus:g} do not fit beside the learner's {ranks} CPUs: {there}"
         )
+        raise PlacementError(f"{problem}, which is room for {fitting}: lower env.workers or env.cpus, or add nodes")
     if env.workers:
         return env.workers
     # A Ray of one's own was told to have more CPUs than there are.

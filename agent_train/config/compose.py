@@ -29,13 +29,10 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 def compose(overrides: Sequence[str]) -> Config:
     """The settings that a command line asks for, not yet validated.
 
-    Args:
-        overrides: `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), a choice of
-            another group such as `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files
-            takes no environment. With `trainer.resume=FOLDER` and no choice at all, other settings are those of that run.
-
-    Raises:
-        ConfigError: an unknown key, choice or environment, or a value of the wrong type; it names the nearest valid one.
+    It has `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), choices of other groups such as
+    `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files takes no environment. With
+    `trainer.resume=FOLDER` and no choice at all, other settings are those of that run. ConfigError for an unknown key, choice or
+    environment, or a value of the wrong type; it names the nearest valid one.
     """
     groups: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -68,7 +65,10 @@ def compose(overrides: Sequence[str]) -> Config:
     if groups.get("model") == "tiny" and env in choices("tiny"):
         chosen.append(f"tiny={env}")
     defaults = default_config(mode, visible_gpus() > 0, context_of(folder) if folder else None)
-    return _compose_with_hydra(defaults, [*chosen, *values.values()])
+    ConfigStore.instance().store(name="schema", node=defaults)
+    with _explained(), initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config: Any = OmegaConf.to_object(hydra_compose("config", [*chosen, *values.values()]))
+    return config
 
 
 def to_yaml(config: Config) -> str:
@@ -208,13 +208,6 @@ def _env_overrides(name: str) -> list[str]:
 
 def _environments() -> str:
     return f"Environments: {', '.join(environment_names())}"
-
-
-def _compose_with_hydra(defaults: Config, overrides: list[str]) -> Config:
-    ConfigStore.instance().store(name="schema", node=defaults)
-    with _explained(), initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config: Any = OmegaConf.to_object(hydra_compose("config", overrides))
-    return config
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def setting(default: Any, doc: str, **more: Any) -> Any:
 
 ZERO = "[0, inf)"
 UNIT = "[0, 1]"
+REAL = "(-inf, inf)"
 LEVELS = "group batch none"
 KL_IN_LOSS = "algorithm.kl.place=loss"
 OFFLINE = "mode=sft|dpo|rm"
@@ -68,7 +69,7 @@ class EnvConfig:
         choices="local ray",
     )
     workers: int = setting(
-        0, "servers of environments; 0: as many as fit beside the learner", bounds=ZERO, needs="env.placement=ray"
+        0, "servers of them; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray"
     )
     cpus: float = setting(1.0, "CPUs of each of these servers")
     rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
@@ -101,7 +102,7 @@ class EngineConfig:
     replicas: int = setting(1, "vLLM servers")
     tensor_parallel: int = setting(1, "devices of one server")
     max_model_len: int = setting(
-        8192, 'tokens of prompt and answer; an episode that outgrows them ends with "context"', share_of_context=1.0
+        8192, 'tokens of prompt and answer; longer episodes end with "context"', share_of_context=1.0
     )
     max_concurrent: int = setting(64, "concurrent requests to one server; times the replicas, concurrent episodes")
     batch_wait: float = setting(
@@ -151,7 +152,7 @@ class CorrectionConfig:
     low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
     high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
     drift: float | None = setting(
-        None, "drop samples with a negative advantage from which the policy moved by more nats a token", bounds=ZERO
+        None, "drop samples with a negative advantage that drifted by more nats a token", bounds=ZERO
     )
 
 
@@ -161,14 +162,12 @@ class KlConfig:
     place: str = setting("loss", "where the KL is added", choices="loss reward")
     value: str = setting("k3", "estimator of the number", choices="k1 k2 k3 abs")
     gradient: str | None = setting(
-        None, "estimator whose gradient is taken; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
+        None, "the one that is differentiated; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
     )
-    importance: str = setting(
-        "none", "effect of the off-policy ratio on the estimate", choices="none detached full", needs=KL_IN_LOSS
-    )
+    importance: str = setting("none", "effect of the off-policy ratio", choices="none detached full", needs=KL_IN_LOSS)
     max_value: float | None = setting(None, "upper limit of the estimate", needs=KL_IN_LOSS)
     target: float | None = setting(
-        None, "nats a token to which an adaptive coefficient steers; null: it is fixed", needs="algorithm.kl.coef"
+        None, "nats a token to which `coef` adapts; null: it is fixed", needs="algorithm.kl.coef"
     )
     horizon: int = setting(10000, "episodes over which it moves by at most a fifth")
 
@@ -176,9 +175,7 @@ class KlConfig:
 @dataclass
 class OverlongConfig:
     length: int | None = setting(None, "sampled tokens of an episode above which the penalty is whole; null: none")
-    buffer: int = setting(
-        0, "tokens before that in which the penalty grows", bounds=ZERO, needs="algorithm.overlong.length"
-    )
+    buffer: int = setting(0, "tokens before that in which it grows", bounds=ZERO, needs="algorithm.overlong.length")
     factor: float = setting(1.0, "the largest penalty", bounds=ZERO)
     mask: bool = setting(False, "leave truncated episodes out of the loss")
     baseline: bool = setting(True, "count truncated episodes in their group's baseline, masked or not")
@@ -193,7 +190,7 @@ class FilterConfig:
     )
     share: float = setting(0.25, "of the groups (uncertain), or of the spread of rewards (top_p)", bounds="(0, 1]")
     rounds: int = setting(
-        1, "rollouts of a step: above 1, tasks replace groups without spread", needs="algorithm.filter.name=spread"
+        1, "most rollouts of a step, to replace groups without spread", needs="algorithm.filter.name=spread"
     )
 
 
@@ -209,18 +206,16 @@ class AlgorithmConfig:
         "weight of a token in the loss",
         choices="token-mean seq-mean-token-mean seq-mean-token-sum constant prompt-mean trajectory-mean",
     )
-    reduction_length: float | None = setting(
-        None, "divides the sum of a trajectory", needs="algorithm.reduction=constant"
-    )
+    reduction_length: float | None = setting(None, "divides a trajectory's sum", needs="algorithm.reduction=constant")
     proximal: str = setting(
         "recomputed",
         "denominator of the loss's ratio: the trainer's policy at the start of the step, interpolated, or behaviour (the "
         "engine's)",
         choices="recomputed interpolated behaviour",
     )
-    entropy_coef: float = setting(0.0, "bonus for entropy", bounds="(-inf, inf)")
+    entropy_coef: float = setting(0.0, "bonus for entropy", bounds=REAL)
     reward_shaping: str | None = setting(
-        None, "function that changes the turn rewards of an episode before the advantages", extensions="reward_shaping"
+        None, "function that changes the turn rewards before the advantages", extensions="reward_shaping"
     )
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -237,9 +232,7 @@ class LearnerConfig:
     lr: float = setting(1.0e-6, "learning rate", bounds=ZERO, by_mode={"sft": 1.0e-5, "dpo": 5.0e-7, "rm": 1.0e-5})
     warmup_steps: int = setting(2, "optimizer steps of linear warm-up", bounds=ZERO)
     schedule: str = setting(
-        "constant",
-        "linear falls to 1/N of the rate at the last of N steps; warm-up comes on top",
-        choices="constant linear",
+        "constant", "linear falls to 1/N at the last of N steps; warm-up comes on top", choices="constant linear"
     )
     optimizer: str = setting("adamw", "adamw8bit needs torchao", choices="adamw adamw8bit")
     weight_decay: float = setting(0.0, "AdamW's, of matrices (adapters too), not of norms and biases", bounds=ZERO)
@@ -273,9 +266,7 @@ class ReferenceConfig:
 
 @dataclass
 class RewardModelConfig:
-    path: str | None = setting(
-        None, "its score is added to the reward of an episode's last turn; null: no reward model"
-    )
+    path: str | None = setting(None, "its score is added to the last turn's reward; null: none")
 
 
 @dataclass
@@ -302,7 +293,7 @@ class CriticConfig:
 class SftConfig:
     episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO, needs="mode=rl")
     mistakes: float = setting(
-        0.3, "share of random actions in them, which are learned too: the more, the weaker the start", bounds=UNIT
+        0.3, "share of random actions, which are learned too: more make a weaker start", bounds=UNIT
     )
     epochs: int = setting(1, "passes over the samples")
     batch_rows: int = setting(64, "samples of one step of the warm start")
@@ -312,17 +303,15 @@ class SftConfig:
 @dataclass
 class DataConfig:
     train: str | None = setting(
-        None, "data of the [modes](#modes): a file (JSON Lines, Parquet) or the folder of a run", needs=OFFLINE
+        None, "data of the [modes](#modes): a file (JSON Lines, Parquet) or a run folder", needs=OFFLINE
     )
     test: str | None = setting(None, "the same, held out: measured as evaluations of mode=rl are", needs=OFFLINE)
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
     max_tokens: int | None = setting(
-        None, "longer examples are left out; null: no more than the model reads", bounds="[2, inf)"
+        None, "longer examples are left out; null: what the model cannot read", bounds="[2, inf)"
     )
-    min_reward: float | None = setting(
-        None, "episodes with less are not imitated, and disliked by kto", bounds="(-inf, inf)"
-    )
+    min_reward: float | None = setting(None, "episodes with less are not imitated; kto dislikes them", bounds=REAL)
     loss: str = setting("dpo", "loss of mode=dpo", choices="dpo ipo kto", needs="mode=dpo")
     beta: float = setting(0.1, "how strongly its reference holds")
 

@@ -36,12 +36,14 @@ def wrong_formulas(config: Config) -> Iterator[str]:
         yield f"algorithm.advantage.name={algorithm.advantage.name}: {first_line(error)}"
         return
     try:
-        # Advantages of both signs, in turn; each sample has one, as losses of whole samples need.
-        signed = (
-            [replace(s, advantages=s.spread(sign * (-1) ** n)) for n, s in enumerate(samples)] for sign in (-1.0, 1.0)
-        )
-        for each in (samples, *signed):
-            _try(objective, each, algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0)
+        kl_coef = algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0
+        _try(objective, samples, kl_coef)
+        for sign in (
+            -1.0,
+            1.0,
+        ):  # advantages of both signs, in turn; each sample has one, as losses of whole samples need
+            signed = [replace(s, advantages=s.spread(sign * (-1) ** n)) for n, s in enumerate(samples)]
+            _try(objective, signed, kl_coef)
     except ValueError as error:
         yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {first_line(error)}"
 
@@ -49,7 +51,9 @@ def wrong_formulas(config: Config) -> Iterator[str]:
 def _samples(config: Config) -> list[TrainingSample]:
     """Samples of two groups with the advantages of these settings."""
     algorithm = config.algorithm
-    groups = [_group(f"task {number}", algorithm.group_size) for number in range(2)]
+    # Episodes that succeed and that fail.
+    size = max(2, min(algorithm.group_size, 4)) if algorithm.group_size > 1 else 1
+    groups = [Group(task, [_episode(task, sample) for sample in range(size)]) for task in ("task 0", "task 1")]
     scored = []
     for group in groups:
         for trajectory, in_loss in participants(group, algorithm.overlong):
@@ -63,11 +67,6 @@ def _samples(config: Config) -> list[TrainingSample]:
         if not all(math.isfinite(number) for sample in samples for number in getattr(sample, name)):
             raise ValueError(f"with these settings of algorithm.advantage the {name} are not all finite")
     return weighted(samples, algorithm.reduction, algorithm.reduction_length)
-
-
-def _group(task: str, size: int) -> Group:
-    """Episodes that succeed and that fail, as long as a few tokens."""
-    return Group(task, [_episode(task, sample) for sample in range(max(2, min(size, 4)) if size > 1 else 1)])
 
 
 def _episode(task: str, sample: int) -> Trajectory:

@@ -34,12 +34,9 @@ SERVED = "remote"  # the file of `configs/env` for any environment that is serve
 
 
 def validate(config: Config) -> None:
-    """Refuse a config that cannot run on this machine.
+    """Raise ConfigError, with a line for every problem, for a config that cannot run on this machine.
 
     Slow checks come last, if nothing else is wrong: the formulas of the algorithm, which import torch, and the environment's tasks.
-
-    Raises:
-        ConfigError: with one line for every problem found.
     """
     problems = list(_problems(config))
     if config.mode == "rl" and not problems:
@@ -159,8 +156,9 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
         yield f"{name}: no weights: it has neither *.safetensors nor pytorch_model*.bin"
     if not has("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
         yield f"{name}: no tokenizer: it has neither tokenizer.json nor tokenizer.model"
-    elif not has("chat_template.jinja", "chat_template.json") and not read_json(folder / "tokenizer_config.json").get(
-        "chat_template"
+    elif not (
+        has("chat_template.jinja", "chat_template.json")
+        or read_json(folder / "tokenizer_config.json").get("chat_template")
     ):
         yield f"{name}: no chat template: it has neither chat_template.jinja nor chat_template in tokenizer_config.json; take the instruct version"
     longest = context_of(folder)

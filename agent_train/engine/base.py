@@ -45,16 +45,11 @@ class Engine:
 
     An episode that will ask again holds a session between its turns, so that an engine can wait for a batch of all of them:
     its batches are then the same in every run.
-
-    Attributes:
-        max_model_len: longest prompt and completion together, in tokens.
-        receivers: ranks of a weight group that it takes.
-        version: of its weights.
     """
 
-    max_model_len: int
-    receivers: int = 1
-    version: int = 0
+    max_model_len: int  # longest prompt and completion together, in tokens
+    receivers: int = 1  # ranks of a weight group that it takes
+    version: int = 0  # of its weights
     live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
@@ -97,7 +92,6 @@ class Engine:
         if sampling.temperature < 0:
             raise ValueError(f"generate: temperature must not be negative, not {sampling.temperature}")
         if len(prompt_ids) + sampling.max_tokens > self.max_model_len:
-            raise ValueError(
-                f"generate: {len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones are more than "
-                f"max_model_len {self.max_model_len}: shorten the prompt or raise engine.max_model_len"
-            )
+            asked = f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones"
+            remedy = "shorten the prompt or raise engine.max_model_len"
+            raise ValueError(f"generate: {asked} are more than max_model_len {self.max_model_len}: {remedy}")

@@ -30,13 +30,9 @@ class _Waiting(Request):
 class EmbeddedEngine(Engine):
     """An engine of one process. On a CPU torch's threads are set to one unless OMP_NUM_THREADS says otherwise.
 
-    Args:
-        dtype: of the weights; log-probabilities are float32 in any case.
-        device: "cuda", "cpu"; None takes the first GPU if there is one.
-        max_concurrent: most prompts in one forward pass; more are answered in parts.
-        batch_wait: seconds without a new prompt after which a batch starts although a session does not wait. None waits for all
-            sessions, so that no clock decides what a batch holds.
-        request_timeout: seconds of one `generate`, the wait for all sessions left out.
+    Log-probabilities are float32 with any `dtype`. `device` None takes the first GPU if there is one. At most `max_concurrent`
+    prompts are in one forward pass. `batch_wait` are the seconds without a new prompt after which a batch starts although a session
+    does not wait; None waits for all, so that no clock decides what a batch holds. `request_timeout` leaves that wait out.
     """
 
     def __init__(
@@ -187,9 +183,8 @@ class EmbeddedEngine(Engine):
             raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
         parameters = dict(self._model.named_parameters())
         if missing := sorted(parameters.keys() - {info.name for info in manifest}):
-            raise WeightTransferError(
-                f"the sender leaves out {len(missing)} parameters of the model, first {missing[0]!r}"
-            )
+            left_out = f"{len(missing)} parameters of the model, first {missing[0]!r}"
+            raise WeightTransferError(f"the sender leaves out {left_out}")
         sums: dict[str, int] = {}
         self._closed = "its weights were not loaded whole"
         with torch.no_grad():

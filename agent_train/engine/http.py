@@ -32,11 +32,8 @@ async def post(
     """POST and return the JSON answer.
 
     A server can close a connection just as it is used again, so a broken one is retried: `attempts=1` for what may not be sent twice.
-
-    Raises:
-        ValueError: the server refused the request (4xx).
-        ServerFailed: it failed (5xx), or there is no connection after a few attempts.
-        EngineError: no answer in `seconds`.
+    ValueError if the server refuses (4xx), ServerFailed if it fails (5xx) or there is no connection after a few attempts, EngineError
+    without an answer in `seconds`.
     """
     url = base_url + path
     timeout = aiohttp.ClientTimeout(total=seconds)

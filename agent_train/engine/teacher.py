@@ -109,16 +109,14 @@ def _read(scored: Any, ids: Any, sample: TrainingSample) -> list[float]:
         raise ValueError("it scored other ids than it was sent")
     if len(scored) != len(sample.ids):
         raise ValueError(f"it scored {len(scored)} tokens")
-    return [
-        _number(entry, token, position) if sampled else 0.0
-        for position, (entry, token, sampled) in enumerate(zip(scored, sample.ids, sample.mask, strict=True))
-    ]
-
-
-def _number(entry: Any, token: int, position: int) -> float:
-    if not isinstance(entry, dict) or str(token) not in entry:
-        raise ValueError(f"it says nothing of id {token} at position {position}")
-    found = float(entry[str(token)]["logprob"])
-    if math.isnan(found) or found > ABOVE_ZERO:
-        raise ValueError(f"{found} is no log-probability (id {token} at position {position})")
-    return -math.inf if found <= RULED_OUT else min(found, 0.0)
+    logprobs = [0.0] * len(sample.ids)
+    for position, (entry, token) in enumerate(zip(scored, sample.ids, strict=True)):
+        if not sample.mask[position]:
+            continue
+        if not isinstance(entry, dict) or str(token) not in entry:
+            raise ValueError(f"it says nothing of id {token} at position {position}")
+        found = float(entry[str(token)]["logprob"])
+        if math.isnan(found) or found > ABOVE_ZERO:
+            raise ValueError(f"{found} is no log-probability (id {token} at position {position})")
+        logprobs[position] = -math.inf if found <= RULED_OUT else min(found, 0.0)
+    return logprobs

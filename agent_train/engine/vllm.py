@@ -114,15 +114,10 @@ class VllmEngine(Engine):
         deterministic: bool = False,
         **more: Any,
     ) -> "VllmEngine":
-        """Start `config.replicas` servers and return when all answer. Ray must run. `more`: see `server_options`.
+        """Start `config.replicas` servers and return when all answer; Ray must run. vLLM promises nothing `deterministic`.
 
-        Args:
-            logs: folder for `vllm-0.log`, `vllm-1.log` ...
-            on_progress: called several times a second with the servers' last log line and the seconds since the start.
-            deterministic: not promised by vLLM.
-
-        Raises:
-            EngineError: vLLM is not installed, a port is in use, a server exited or was late. Ends with the last lines of its log.
+        `logs` gets `vllm-0.log`, `vllm-1.log` ...; `on_progress` is called several times a second with the servers' last log line
+        and the seconds since the start. EngineError, with the last lines of its log, if a server cannot start, exits or is late.
         """
         import ray
 
@@ -246,9 +241,8 @@ class VllmEngine(Engine):
                 return
             if seconds > self._config.start_timeout:
                 limit = f"{self._config.start_timeout:g} s (engine.start_timeout)"
-                raise EngineError(
-                    f"the vLLM server was not ready within {limit}; log: {replica.options.log}\n{state.tail}"
-                )
+                late = f"the vLLM server was not ready within {limit}"
+                raise EngineError(f"{late}; log: {replica.options.log}\n{state.tail}")
             if on_progress:
                 on_progress(state.last_line, seconds)
             await asyncio.sleep(_POLL_SECONDS)

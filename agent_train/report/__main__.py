@@ -14,13 +14,11 @@ from agentgym.viewer.export import write_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m agent_train.report", description="Make a run's report, or a picture of results, again."
-    )
+    about = "Make a run's report, or a picture of results, again."
+    parser = argparse.ArgumentParser("python -m agent_train.report", description=about)
     parser.add_argument("--curves", metavar="OUT.svg", type=Path, help="draw the curves of result records instead")
-    parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="run folders, or with --curves result records"
-    )
+    paths = "run folders, or with --curves result records"
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)
     arguments = parser.parse_args(argv)
     try:
         if arguments.curves:

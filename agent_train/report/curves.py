@@ -44,9 +44,7 @@ def draw_curves(records: Sequence[Record], path: str | Path) -> None:
     """One SVG file with the curve of every record that `read_result` gives."""
     envs = sorted({record["env"] for record in records})
     name = "seed {seed}" if len(envs) == 1 else "{env} {seed}"
-    series = [
-        Series(name.format(**record), [(step, success) for step, success in record["curve"]]) for record in records
-    ]
+    series = [Series(name.format(**record), record["curve"]) for record in records]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text(Path(path), curves_svg(series, ", ".join(envs)))
 

@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from agent_train.algorithms.selection import SelectionMetrics
 from agent_train.report.metrics import EvalMetrics, StepMetrics, Summary
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.evaluate.tables import duration, percent
@@ -24,7 +23,7 @@ REFRESH_PER_SECOND = 4
 REPEAT_PHASE_SECONDS = 15.0
 NARROW = 100
 COLUMNS = ("step", "reward", "success", "held-out", "tokens/s", "rollout s", "learn s", "sync s")
-WIDE_COLUMNS = (*COLUMNS, "gap", "grad norm", "entropy")
+UPDATE_COLUMNS = ("gap", "grad norm", "entropy")
 
 
 class Display:
@@ -34,8 +33,7 @@ class Display:
         self.console = console
         self._title = title
         self._total = total_steps
-        self._rows: deque[StepMetrics] = deque(maxlen=ROWS)
-        self._evals: dict[int, EvalMetrics] = {}
+        self._rows: deque[dict[str, str]] = deque(maxlen=ROWS)
         self._phase = self._detail = ""
         self._phase_began = self._printed = self._began = time.monotonic()
         self._first: tuple[int, float] | None = None
@@ -97,14 +95,18 @@ class Display:
             self.phase("training", line)
 
     def show_step(self, metrics: StepMetrics) -> None:
-        self._rows.append(metrics)
+        cells = _cells(metrics)
+        self._rows.append(cells)
         eta = self._eta(metrics)
         self._bar.update(self._task, completed=metrics.step, eta=eta)
         step, played = f"step {metrics.step}", metrics.episodes + metrics.failed
         if self._live is None:
-            self.say(_step_line(metrics, self._total) + (eta and f"  {eta}"))
+            self.say(_step_line(cells, metrics, self._total) + (eta and f"  {eta}"))
         if metrics.update is None and not metrics.selection.episodes:
-            self.say(f"{step}: nothing to learn from: {_why_nothing(metrics.selection)}")
+            why = f"algorithm.filter keeps none of the {metrics.selection.groups} groups that were played"
+            if masked := metrics.selection.masked:
+                why = f"all {masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
+            self.say(f"{step}: nothing to learn from: {why}")
         if metrics.failed:
             failed = f"{metrics.failed} of {played} episodes failed and were left out"
             self.say(f"{step}: {failed}; the last error: {self._error}")
@@ -114,7 +116,9 @@ class Display:
         self._episodes = self._errors = self._retried = 0
 
     def show_eval(self, metrics: EvalMetrics) -> None:
-        self._evals[metrics.step] = metrics
+        for row in self._rows:
+            if row["step"] == str(metrics.step):
+                row["held-out"] = percent(metrics.success)
         self._episodes = self._errors = self._retried = 0
         told = f"{percent(metrics.low)} to {percent(metrics.high)}, {metrics.episodes} episodes"
         told += f", {metrics.failed} failed" if metrics.failed else ""
@@ -131,7 +135,9 @@ class Display:
             table.add_row(name, text)
         paths = {"metrics": run.metrics, "trajectories": run.trajectories, "checkpoint": run.latest_checkpoint()}
         for name, path in {**paths, "report": run.report}.items():
-            table.add_row(name, "none" if path is None else _short(path))
+            # Relative to the working directory where it lies below it.
+            inside = path is not None and path.is_relative_to(Path.cwd())
+            table.add_row(name, os.path.relpath(path) if path and inside else str(path or "none"))
         self.console.print(table)
 
     def _eta(self, metrics: StepMetrics) -> str:
@@ -158,54 +164,44 @@ class Display:
         return Group(*parts)
 
     def _table(self) -> Table:
-        columns = WIDE_COLUMNS if self.console.width >= NARROW else COLUMNS
+        columns = (*COLUMNS, *UPDATE_COLUMNS) if self.console.width >= NARROW else COLUMNS
         table = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False)
         for name in columns:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self._rows:
-            table.add_row(*self._cells(row)[: len(columns)])
+            table.add_row(*(row.get(name, "") for name in columns))
         return table
-
-    def _cells(self, row: StepMetrics) -> tuple[str, ...]:
-        held_out = self._evals.get(row.step)
-        return (
-            str(row.step),
-            f"{row.reward:.3f}",
-            percent(row.success),
-            percent(held_out.success) if held_out else "",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.rollout_seconds:.1f}",
-            f"{row.learn_seconds:.1f}",
-            f"{row.sync_seconds:.2f}",
-            *_update_cells(row),
-        )
 
 
 def _last_line(error: str) -> str:
     return error.strip().splitlines()[-1][:200] if error.strip() else "no message"
 
 
-def _why_nothing(selection: SelectionMetrics) -> str:
-    if selection.masked:
-        return f"all {selection.masked} episodes were cut off at a limit, and algorithm.overlong.mask leaves those out"
-    return f"algorithm.filter keeps none of the {selection.groups} groups that were played"
+def _cells(row: StepMetrics) -> dict[str, str]:
+    cells = {
+        "step": str(row.step),
+        "reward": f"{row.reward:.3f}",
+        "success": percent(row.success),
+        "tokens/s": f"{row.tokens_per_second:,.0f}",
+        "rollout s": f"{row.rollout_seconds:.1f}",
+        "learn s": f"{row.learn_seconds:.1f}",
+        "sync s": f"{row.sync_seconds:.2f}",
+    }
+    if (update := row.update) is not None:
+        numbers = (f"{update.gap_mean:.1e}", f"{update.grad_norm:.3f}", f"{update.entropy:.3f}")
+        cells |= zip(UPDATE_COLUMNS, numbers, strict=True)
+    return cells
 
 
-def _update_cells(row: StepMetrics) -> tuple[str, str, str]:
-    if row.update is None:
-        return "", "", ""
-    return f"{row.update.gap_mean:.1e}", f"{row.update.grad_norm:.3f}", f"{row.update.entropy:.3f}"
-
-
-def _step_line(row: StepMetrics, total: int) -> str:
-    gap, norm, entropy = _update_cells(row)
-    update = f"gap {gap}  grad norm {norm}  entropy {entropy}" if gap else "no update of the policy"
-    if row.critic is not None:
-        update += f"  explained variance {row.critic.explained_variance:.2f}"
-    return (
-        f"step {row.step}/{total}  reward {row.reward:.3f}  success {percent(row.success)}  {row.tokens_per_second:,.0f} tokens/s  "
-        f"rollout {row.rollout_seconds:.1f} s  learn {row.learn_seconds:.1f} s  sync {row.sync_seconds:.2f} s  {update}"
-    )
+def _step_line(cells: dict[str, str], row: StepMetrics, total: int) -> str:
+    parts = [f"step {row.step}/{total}", *(f"{name} {cells[name]}" for name in ("reward", "success"))]
+    parts += [
+        f"{cells['tokens/s']} tokens/s",
+        *(f"{part} {cells[f'{part} s']} s" for part in ("rollout", "learn", "sync")),
+    ]
+    parts += [f"{name} {cells[name]}" for name in UPDATE_COLUMNS if name in cells] or ["no update of the policy"]
+    parts += [f"explained variance {row.critic.explained_variance:.2f}"] if row.critic is not None else []
+    return "  ".join(parts)
 
 
 def _closing(summary: Summary) -> list[tuple[str, str]]:
@@ -214,8 +210,3 @@ def _closing(summary: Summary) -> list[tuple[str, str]]:
     told = list(zip(("success at the start", "success at the end", "best success"), found, strict=True))
     done = f"{summary.steps} steps, {summary.episodes:,} episodes, {summary.tokens:,} sampled tokens"
     return [*told, ("time", f"{summary.minutes:.1f} minutes"), ("training", done)]
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

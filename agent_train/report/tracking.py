@@ -28,12 +28,9 @@ from agentgym.storage.jsonl import finite
 class Tracker:
     """Takes every measurement of a run; shows it, and appends it to `metrics.jsonl` at once. A context manager.
 
-    Args:
-        run: where `metrics.jsonl` is.
-        total_steps: training steps of the run.
-        console: default: standard output. Live if it is a terminal, a line for each step if it is not.
-        elapsed: seconds that the run took before it was resumed. Its earlier measurements are read from `metrics.jsonl`.
-        also: the trackers of `trainer.trackers`: each is called with every record of `metrics.jsonl`.
+    The console, by default standard output, is live if it is a terminal and gets a line for each step if it is not. Of a run that is
+    resumed `elapsed` are its seconds before; earlier measurements are read from `metrics.jsonl`. `also` are the trackers of
+    `trainer.trackers`: each is called with every record.
     """
 
     def __init__(

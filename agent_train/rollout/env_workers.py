@@ -15,6 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import ray
+from ray.exceptions import RayError, RayTaskError
+
 from agent_train.cluster.placement import PlacementError, env_workers_wanted
 from agent_train.config.schema import Config, first_line
 from agentgym.core.env import Env
@@ -43,14 +46,10 @@ class EnvWorker:
         self._server: EnvServer | None = None
 
     def where(self) -> str:
-        import ray
-
         return str(ray.util.get_node_ip_address())
 
     async def start(self, spec: EnvSpec, token: str, limits: ServiceLimits, most: int, home: str, told: dict) -> str:
         """Serve; the URL. On the trainer's own node only that node can reach it."""
-        import ray
-
         os.environ.update(told)
         bounds = Bounds(open_files=raise_open_files(most))
         host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
@@ -96,9 +95,6 @@ class EnvWorkers:
         self.client = replace(found, kwargs={**found.kwargs, "token_file": token_file})
 
     async def _start(self, number: int) -> None:
-        import ray
-        from ray.exceptions import RayError, RayTaskError
-
         make = ray.remote(num_cpus=self.config.env.cpus, scheduling_strategy="SPREAD", max_restarts=0)(EnvWorker)
         actor = self.actors[number] = make.remote()
         told = {name: os.environ[name] for name in _SHARED if name in os.environ}
@@ -119,8 +115,6 @@ class EnvWorkers:
 
     async def keep(self, number: int) -> None:
         """Place a worker again whenever it dies, until cancelled."""
-        from ray.exceptions import RayError
-
         while True:
             try:
                 await self.actors[number].wait.remote()
@@ -148,8 +142,6 @@ class EnvWorkers:
             self._kill(number)
 
     def _kill(self, number: int) -> None:
-        import ray
-
         # After ray.shutdown() the actors are gone, and a call would start Ray again.
         if ray.is_initialized():
             ray.kill(self.actors[number], no_restart=True)
@@ -158,8 +150,6 @@ class EnvWorkers:
 @asynccontextmanager
 async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
     """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
-    import ray
-
     nodes = [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]  # busy or not
     count = env_workers_wanted(config, nodes)
     workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)

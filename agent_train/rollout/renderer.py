@@ -57,16 +57,10 @@ def tokenizer_of(model_dir: str | Path) -> PreTrainedTokenizerBase:
 
 
 class Renderer:
-    """Renders conversations for one tokenizer.
+    """Renders conversations for one tokenizer. RendererError if it has no usable chat template, or no stop token.
 
-    `eos_ids` are further ids that end an answer, those of the model's generation config.
-
-    Attributes:
-        end_of_turn: the token with which the template ends an assistant turn; the eos token where that is no special one.
-        stop_token_ids: that token, the eos token and `eos_ids`.
-
-    Raises:
-        RendererError: no chat template, a template that cannot write an assistant turn, or no stop token.
+    `eos_ids` are further ids that end an answer, those of the model's generation config. `end_of_turn` is the token with which the
+    template ends an assistant turn (the eos token where that is no special one), `stop_token_ids` that, the eos token and `eos_ids`.
     """
 
     _plain_arguments = True
@@ -74,9 +68,8 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()):
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-            raise RendererError(
-                f"the tokenizer of {name} has no chat template: use an instruction-tuned model, or add a chat_template to its folder"
-            )
+            remedy = "use an instruction-tuned model, or add a chat_template to its folder"
+            raise RendererError(f"the tokenizer of {name} has no chat template: {remedy}")
         self.tokenizer = tokenizer
         prompt = self.text([user(_PROBE)])
         if _PROBE not in prompt:

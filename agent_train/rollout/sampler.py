@@ -55,9 +55,8 @@ def admit(*, batch: int, version: int, staleness: int, accepted: int, running: i
 class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
-    Args:
-        sampling: for every turn; its `stop_token_ids` default to the renderer's, its `seed` is replaced.
-        seed: of the episode; each turn's seed derives from it, and the engine knows the episode by it. None: unseeded.
+    The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
+    engine knows the episode; None: unseeded.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, seed: int | None):

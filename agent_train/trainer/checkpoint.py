@@ -95,11 +95,7 @@ class Checkpoints:
     async def save(self, progress: Progress, learners: Mapping[str, Learner]) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
-        Args:
-            learners: the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself.
-
-        Raises:
-            LearnerError: a rank failed.
+        `learners` are the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself.
         """
         await self.settle()
         step = progress.step

@@ -1,22 +1,18 @@
 """The training loop of every mode: take a step, measure, save. `rl.py` and `offline/context.py` say what a step is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_train.config.schema import Config
+from agent_train.learner.actor_group import Learner
 from agent_train.learner.tiny import build_tiny
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Checkpoints, Progress
 from agent_train.trainer.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from agent_train.learner.actor_group import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,9 +173,7 @@ def _cut(metrics: Path, size: int, number: int) -> list[str]:
     if kept != whole:
         write_text(rest, b"".join([*broken, whole[size:]]).decode("utf-8", errors="replace"))
         write_text(metrics, kept.decode())
-    told = []
-    if broken:
-        told.append(f"{metrics.name}: {len(broken)} of its lines were no records: they are in {rest.name}")
+    told = [f"{metrics.name}: {len(broken)} of its lines were no records: they are in {rest.name}"] if broken else []
     if len(kept) < size:
         told.append(f"{metrics.name}: {size - len(kept)} of the {size} bytes that it had at the checkpoint are lost")
     return told

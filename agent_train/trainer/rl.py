@@ -1,7 +1,5 @@
 """mode=rl: play, choose, score, compute advantages, update, sync. `RlContext.take_step` reads top to bottom."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -10,7 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
@@ -23,6 +24,8 @@ from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
+from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
+from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.learner.tiny import texts_of_env
@@ -42,10 +45,6 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
 from agentgym.service.client.lookup import held
-
-if TYPE_CHECKING:
-    from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
-    from agent_train.learner.measures import UpdateMetrics
 
 CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64
@@ -352,9 +351,6 @@ async def _close_in_time(engine: Engine) -> None:
 
 async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> list[TrainingSample]:
     """A worker of Ray plays the expert while the engine starts: thousands of episodes would hold up this process."""
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-
     playing = ray.remote(num_cpus=0)(demonstrations).remote(config, spec, str(model_dir))
     try:
         return await asyncio.wait_for(asyncio.wrap_future(playing.future()), DEMONSTRATION_SECONDS)

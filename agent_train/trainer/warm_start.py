@@ -34,19 +34,16 @@ class ExpertError(RuntimeError):
 async def expert_trajectories(
     env_spec: EnvSpec, split: str = "train", episodes: int = 1000, mistakes: float = 0.3, seed: int = 0
 ) -> list[Trajectory]:
-    """Episodes of the environment's expert, without tokens. The same arguments give the same episodes.
+    """Episodes of the environment's expert, without tokens, with a share of random actions. The same arguments give the same ones.
 
-    Args:
-        split: of the tasks, in an order that depends on the seed; from the first again when they run out.
-        mistakes: share of random actions.
+    The order of the tasks depends on the seed; it begins again when they run out.
     """
     tasks = env_spec.tasks(split).shuffled(seed)
     env = env_spec.make()
     needed = ["expert_action", *["random_action"] * bool(mistakes)]
     if missing := [name for name in needed if not env.has_wrapper_attr(name)]:
-        raise ExpertError(
-            f"environment {env_spec.id!r} has no {missing[0]}(): set sft.episodes=0 to start without a warm start"
-        )
+        instead = "set sft.episodes=0 to start without a warm start"
+        raise ExpertError(f"environment {env_spec.id!r} has no {missing[0]}(): {instead}")
     trajectories = []
     try:
         for number in range(episodes):
@@ -79,23 +76,22 @@ def sft_samples(
 
     The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
     """
-    return [sample for trajectory in trajectories for sample in samples_of(_with_tokens(trajectory, renderer, tools))]
-
-
-def _with_tokens(trajectory: Trajectory, renderer: Renderer, tools: Sequence[dict[str, Any]]) -> Trajectory:
-    """The trajectory as a policy on token ids would have left it, had it said the same."""
-    turns: list[Turn] = []
-    conversation: list[Message] = []
-    previous: Rendered | None = None
-    for turn in trajectory.turns:
-        conversation += turn.observation
-        prompt = renderer.prompt(conversation, tools, previous)
-        said = _completion(renderer, prompt, conversation, turn.reply, tools)
-        tokens = Tokens(prompt.ids, said, [0.0] * len(said), [-1] * len(said))
-        turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens))
-        conversation.append(turn.reply)
-        previous = prompt.answered(said)
-    return Trajectory(trajectory.id, trajectory.env, trajectory.task_id, trajectory.sample, turns=turns)
+    samples: list[TrainingSample] = []
+    for trajectory in trajectories:
+        turns: list[Turn] = []
+        conversation: list[Message] = []
+        previous: Rendered | None = None
+        for turn in trajectory.turns:
+            conversation += turn.observation
+            prompt = renderer.prompt(conversation, tools, previous)
+            said = _completion(renderer, prompt, conversation, turn.reply, tools)
+            tokens = Tokens(prompt.ids, said, [0.0] * len(said), [-1] * len(said))
+            turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens))
+            conversation.append(turn.reply)
+            previous = prompt.answered(said)
+        own = Trajectory(trajectory.id, trajectory.env, trajectory.task_id, trajectory.sample, turns=turns)
+        samples += samples_of(own)
+    return samples
 
 
 def _completion(
@@ -119,10 +115,9 @@ def _completion(
         said, ended, _ = text.removeprefix(prompt.text).partition(renderer.decode([end]))
         if text.startswith(prompt.text) and ended and all(part in said for part in written):
             return [*renderer.encode(said), end]
-    raise ValueError(
-        f"{'reasoning_content' if thought else 'tool_calls'}: the chat template does not write it behind the prompt as the"
-        " policy would say it: leave it out, or take a model whose template has it"
-    )
+    problem = "the chat template does not write it behind the prompt as the policy would say it"
+    field = "reasoning_content" if thought else "tool_calls"
+    raise ValueError(f"{field}: {problem}: leave it out, or take a model whose template has it")
 
 
 async def warm_start(

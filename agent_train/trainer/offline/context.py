@@ -1,22 +1,21 @@
 """The modes sft, dpo and rm: batch -> loss -> step. No environment is played and no engine runs."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
+from agent_train.learner.actor_group import Learner
 from agent_train.learner.roles import check_folder, roles_of, start_of
 from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
 from agent_train.report.tracking import Tracker
+from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, find_model, open_parts
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
@@ -24,9 +23,6 @@ from agent_train.trainer.offline.records import DataError, form_of, read_example
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.schedule import batch_of_step, rate_of_step, step_count
-
-if TYPE_CHECKING:
-    from agent_train.learner.actor_group import Learner
 
 TOKENIZER_EXAMPLES = 1000
 SPLITS = ("data.train", "data.test")
@@ -78,8 +74,6 @@ async def open_offline(
 
     However the block ends, the ranks are killed and Ray is shut down.
     """
-    from agent_train.learner.actor_group import Learner
-
     splits, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
     async with AsyncExitStack() as stack:
         tracker.phase("starting Ray")
@@ -120,8 +114,6 @@ async def _ask_reference(
 
 def _read(config: Config, folder: RunFolder, tracker: Tracker) -> tuple[list[list[TokenizedExample]], Path]:
     """The samples of both splits, and the model's folder."""
-    from agent_train.rollout.renderer import Renderer
-
     data, form = config.data, form_of(config)
     tracker.phase("reading", str(data.train))
     paths = (str(data.train), data.test)

@@ -1,21 +1,17 @@
 """The objectives of the modes: a loss with its metrics, and one optimizer step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from agent_train.algorithms.preferences import Judged, of_liked, of_pairs, of_scored_pairs, of_scores
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
+from agent_train.learner.actor_group import Learner
+from agent_train.learner.measures import OptimizerStep
 from agent_train.trainer.offline.records import form_of
 from agent_train.trainer.offline.samples import TokenizedExample
-
-if TYPE_CHECKING:
-    from agent_train.learner.actor_group import Learner
-    from agent_train.learner.measures import OptimizerStep
 
 T = TypeVar("T")
 
@@ -37,10 +33,9 @@ class Objective:
 
 def objective_of(config: Config, examples: Sequence[TokenizedExample]) -> Objective:
     """The objective of a run, given what it is trained on: the rarer of liked and disliked answers counts for as much."""
-    liked = sum(bool(example.label) for example in examples)
+    liked, form = sum(bool(example.label) for example in examples), form_of(config)
     disliked = len(examples) - liked
     most = max(liked, disliked)
-    form = form_of(config)
     balanced = (most / liked, most / disliked) if form == "kto" and liked and disliked else (1.0, 1.0)
     return Objective(form, config.data.loss, config.data.beta, balanced)
 
@@ -66,7 +61,14 @@ async def loss_of(
 ) -> Judged:
     """The loss of the examples with the present weights, its derivatives, and what is measured."""
     if objective.form == "rm":
-        return await _loss_of_scores(learner, examples, batch_rows)
+        samples = _whole(_answers(examples))
+        scores = await _in_parts(learner.scores, samples, batch_rows)
+        wanted = [example.score for example in examples if example.score is not None]
+        judged = of_scores(scores, wanted) if wanted else of_scored_pairs(scores)
+        spread = [sample.spread(0.0) for sample in samples]
+        for sample, derivatives, (derivative,) in zip(samples, spread, judged.derivatives, strict=True):
+            derivatives[len(sample.mask) - 1 - sample.mask[::-1].index(True)] = derivative  # at the last sampled token
+        return replace(judged, derivatives=spread)
     answers = _answers(examples)
     others = [example.other for example in examples if objective.form == "kto"]
     samples = [sample for own in [*answers, *others] for sample in own]
@@ -94,17 +96,6 @@ async def learn(
     answers = _answers(examples)
     samples = _whole(answers) if objective.form == "rm" else [sample for own in answers for sample in own]
     return judged.loss, judged.measures, await learner.apply_loss_gradients(samples, judged.derivatives, lr)
-
-
-async def _loss_of_scores(learner: Learner, examples: Sequence[TokenizedExample], batch_rows: int | None) -> Judged:
-    samples = _whole(_answers(examples))
-    scores = await _in_parts(learner.scores, samples, batch_rows)
-    wanted = [example.score for example in examples if example.score is not None]
-    judged = of_scores(scores, wanted) if wanted else of_scored_pairs(scores)
-    spread = [sample.spread(0.0) for sample in samples]
-    for sample, derivatives, (derivative,) in zip(samples, spread, judged.derivatives, strict=True):
-        derivatives[len(sample.mask) - 1 - sample.mask[::-1].index(True)] = derivative  # at the last sampled token
-    return replace(judged, derivatives=spread)
 
 
 def _answers(examples: Sequence[TokenizedExample]) -> list[list[TrainingSample]]:

@@ -63,15 +63,10 @@ def form_of(config: Config) -> str:
 
 
 def read_examples(path: str | Path, form: str, min_reward: float | None = None) -> list[Example]:
-    """The examples of a file or of a run's folder, in order.
+    """The examples of a file (`.jsonl`, `.json`, `.jsonl.gz`, `.parquet`) or the folder of an evaluation or a run, in order.
 
-    Args:
-        path: `.jsonl`, `.json`, `.jsonl.gz` or `.parquet`; or the folder of an evaluation or a training run.
-        form: of `FORMS`.
-        min_reward: episodes with less are left out where whole episodes are imitated, and disliked in "kto".
-
-    Raises:
-        DataError: no such file, nothing in it, a broken line, a field that is missing or wrong, or examples of two kinds.
+    `form` is of `FORMS`. Episodes with less than `min_reward` are left out where whole episodes are imitated, and disliked in "kto".
+    DataError: no such file, nothing in it, a broken line, a field that is missing or wrong, or examples of two kinds.
     """
     examples: list[Example] = []
     episodes: Episodes = []
@@ -286,13 +281,8 @@ def _best_and_worst(played: Episodes) -> list[Example]:
     for where, episode in played:
         opening = json.dumps(episode.turns[0].observation, sort_keys=True, default=str)
         tasks.setdefault((episode.env, episode.task_id, opening), []).append((where, episode))
-    pairs = []
-    for of_task in tasks.values():
-        best = max(of_task, key=lambda one: one[1].reward)
-        worst = min(of_task, key=lambda one: one[1].reward)
-        if best[1].reward > worst[1].reward:
-            pairs.append(Example((_played(*best), _played(*worst))))
-    return pairs
+    ends = [[choose(of_task, key=lambda one: one[1].reward) for choose in (max, min)] for of_task in tasks.values()]
+    return [Example((_played(*best), _played(*worst))) for best, worst in ends if best[1].reward > worst[1].reward]
 
 
 def _played(where: str, episode: Trajectory) -> Conversation:

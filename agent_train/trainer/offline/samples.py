@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent_train.config.schema import first_line
 from agent_train.data.samples import TrainingSample
 from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.offline.records import Conversation, DataError, Example
@@ -75,10 +76,8 @@ def _samples(renderer: Renderer, conversation: Conversation, name: str) -> list[
     try:
         tools = conversation.tools or (_tools_of_env(conversation.env) if conversation.env else [])
     except Exception as error:  # an environment may raise anything
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise DataError(
-            f"{conversation.id}: env: {conversation.env!r} cannot be made here, and its tools are part of the prompt: {lines[0]}"
-        ) from error
+        problem = f"env: {conversation.env!r} cannot be made here, and its tools are part of the prompt"
+        raise DataError(f"{conversation.id}: {problem}: {first_line(error)}") from error
     try:
         samples = sft_samples([Trajectory(conversation.id, "", conversation.id, turns=turns)], renderer, tools)
     except ValueError as error:
