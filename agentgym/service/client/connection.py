@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.policies import endpoints
 from agentgym.service.client.address import Address
-from agentgym.service.client.blocking_websocket import keep_alive
+from agentgym.service.client.blocking_websocket import VANISHED_SECONDS
 from agentgym.service.protocol import frames
+from agentgym.service.worker.websocket import keep_alive
 from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ async def open_websocket(
     ws = await http.ws_connect(url, headers=headers, **settings)
     if (connection := ws.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):
-            keep_alive(connection)
+            keep_alive(connection, VANISHED_SECONDS)
     return ws
 
 

@@ -24,7 +24,6 @@ from agentgym.service.server.http_connections import (
     check_handshake,
     from_elsewhere,
     hand_over,
-    notice_vanished,
     refusal,
 )
 from agentgym.service.server.routes import OPEN_PATHS, add_routes
@@ -32,6 +31,7 @@ from agentgym.service.server.sessions import TOO_MANY, Sessions
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.task_catalogue import Listing
 from agentgym.service.server.tokens import Tokens
+from agentgym.service.worker.websocket import keep_alive
 
 ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 16, 1024
 SPARE_CONNECTIONS = 128  # of HTTP, beside two for each session
@@ -113,7 +113,7 @@ class EnvServer:
             # asyncio has one number for both: how many wait in the kernel, and how many are taken in one go.
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(WAITING_CONNECTIONS)
-                notice_vanished(same, self.settings.limits.message_seconds + VANISHED_SECONDS)
+                keep_alive(same, self.settings.limits.message_seconds + VANISHED_SECONDS)
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property

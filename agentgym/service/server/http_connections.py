@@ -21,7 +21,6 @@ from agentgym.service.protocol.frames import CAPACITY, Refused, text_of_json
 
 # A machine has vanished if nothing comes for so much longer than a message may take; a slow one is told so before.
 VANISHED_SECONDS = 2.0
-_ASKED = 3  # times by the kernel before
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 # Where a body is kept with its request: by a key of aiohttp's, which older releases do not have.
 _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", bytes)
@@ -178,19 +177,6 @@ class TlsArrival(asyncio.Protocol):
         http.connection_made(encrypted)
         if self._early:
             http.data_received(bytes(self._early))
-
-
-def notice_vanished(listening: socket.socket, seconds: float) -> None:
-    """Let the kernel end accepted connections whose machine has been silent, or confirmed nothing, for this long.
-
-    Otherwise a machine that lost its power or network holds its session for minutes to hours.
-    """
-    pause = max(1, round(seconds / (_ASKED + 1)))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted connections inherit all of these
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
 
 async def body_of(request: web.Request) -> bytes:
