@@ -107,22 +107,18 @@ class RemoteEnv(AsyncEnv):
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         """One step on the server; never run twice, even if the connection drops."""
+        said = action if isinstance(action, str) else assistant(action)
         try:
-            return (await self.steps([action]))[0]
+            [result] = await self._calls([("step", {"action": said})])
         except SessionLost as lost:
             cause = _AGENTS.get(lost.code)
             if cause is None or not self._runs_programs:
                 raise
             raise AgentFailure(cause, str(lost)) from lost
-
-    async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message, for actions known in advance, up to the end of the episode."""
-        said = [action if isinstance(action, str) else assistant(action) for action in actions]
-        results = await self._calls([("step", {"action": action}) for action in said])
-        steps: list[Step] = self._read(results, lambda: [_step_of(result) for result in results])
-        self.turn += len(steps)
-        self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
-        return steps
+        step: Step = self._read(result, lambda: _step_of(result))
+        self.turn += 1
+        self.running = self.running and not (step[2] or step[3])
+        return step
 
     async def close(self) -> None:  # type: ignore[override]
         session = self.session
