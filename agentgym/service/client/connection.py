@@ -66,10 +66,8 @@ class Hello:
                 wait = 1.0 if code in (frames.CAPACITY, frames.DRAINING) else None
                 raise NotOpened(f"{code}: {message}", wait, lasting=code == frames.RESUME_REFUSED)
             if record["protocol"] != frames.PROTOCOL:
-                raise NotOpened(
-                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older",
-                    lasting=True,
-                )
+                why = f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older"
+                raise NotOpened(why, lasting=True)
             env = record["env"]
             if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
                 raise TypeError("env is no record")

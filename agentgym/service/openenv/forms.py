@@ -98,16 +98,11 @@ def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Fo
     if not tools:
         parameters = {**schema, "properties": fields}
         return Form("fields", schema, (Tool(ACT, "Take an action in the environment.", parameters, _not_here),))
-    made = tuple(
-        Tool(
-            str(tool["name"]),
-            str(tool.get("description") or ""),
-            dict(tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}),
-            _not_here,
-        )
-        for tool in tools
-    )
-    return Form("tools", schema, made, by_step=not fields or "tool_name" in fields)
+    made = []
+    for tool in tools:
+        parameters = tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
+        made.append(Tool(str(tool["name"]), str(tool.get("description") or ""), dict(parameters), _not_here))
+    return Form("tools", schema, tuple(made), by_step=not fields or "tool_name" in fields)
 
 
 def shown(observation: Mapping[str, Any]) -> str:
