@@ -33,20 +33,13 @@ _shared = weakref.WeakKeyDictionary()
 
 @dataclass(eq=False)
 class NotOpened(Exception):
-    """A server gave no session.
-
-    Attributes:
-        wait: seconds that a full server asked to be left alone; None: it failed.
-        lasting: trying again will not help: a wrong token, or an environment that it does not serve.
-        absent: nothing listens there.
-        broken: the server itself reports a failure, not a proxy before a restarting one (502, 504).
-    """
+    """A server gave no session."""
 
     why: str
-    wait: float | None = None
-    lasting: bool = False
-    absent: bool = False
-    broken: bool = False
+    wait: float | None = None  # seconds that a full server asked to be left alone; None: it failed
+    lasting: bool = False  # trying again will not help: a wrong token, or an environment that it does not serve
+    absent: bool = False  # nothing listens there
+    broken: bool = False  # the server itself reports a failure, not a proxy before a restarting one (502, 504)
 
 
 @dataclass

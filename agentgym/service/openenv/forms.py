@@ -30,18 +30,14 @@ class Unreadable(ValueError):
 class Form:
     """The form of an environment's actions.
 
-    Attributes:
-        kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields":
-            it is a JSON object.
-        action: JSON schema of actions.
-        tools: that a reply may call; for "fields" the one that takes an action.
-        by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
+    "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields": it is a JSON
+    object.
     """
 
     kind: Literal["chat", "tools", "fields"]
-    action: Json = field(default_factory=dict)
-    tools: tuple[Tool, ...] = ()
-    by_step: bool = True
+    action: Json = field(default_factory=dict)  # JSON schema of actions
+    tools: tuple[Tool, ...] = ()  # that a reply may call; for "fields" the one that takes an action
+    by_step: bool = True  # a tool is called by a step, which has a reward; else by MCP's own method, which has none
 
     @property
     def schemas(self) -> list[Json]:

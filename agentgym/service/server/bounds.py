@@ -22,17 +22,11 @@ MORE_MEMORY = "it may take no more (--session-memory)"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a worker's process; 0: no limit.
+    """Limits of a worker's process; 0: no limit."""
 
-    Attributes:
-        memory_bytes: above what it begins with. Without a control group: private memory, of each process alone.
-        open_files: at a time; 0: as many as the server.
-        pids: processes and threads at a time, in a control group only.
-    """
-
-    memory_bytes: int = 0
-    open_files: int = 0
-    pids: int = 0
+    memory_bytes: int = 0  # above what it begins with; without a control group: private memory, of each process alone
+    open_files: int = 0  # at a time; 0: as many as the server
+    pids: int = 0  # processes and threads at a time, in a control group only
 
     def __post_init__(self) -> None:
         if min(self.memory_bytes, self.open_files, self.pids) < 0:

@@ -18,8 +18,7 @@ from typing import Any
 
 from agentgym.core.registration import EnvSpec
 from agentgym.processes.child_process import GONE_SECONDS
-from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server.bounds import Bounds
+from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.supervisor import LEAVE_SECONDS
 
 START_SECONDS = 120.0
@@ -34,7 +33,7 @@ class ZygoteFailed(RuntimeError):
 
 
 @dataclass
-class _Fork:
+class Fork:
     """A process that was asked for. Once it is forked, `handle` is its descriptor, unless no file is left to open."""
 
     pid: int | None = None
@@ -48,22 +47,17 @@ class _Fork:
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
 
+Died = Callable[[str, int | None, bool], None]  # told the key, the wait status if it is known, and if memory ran out
+
+
 class Forks:
     """Processes forked by a zygote."""
 
-    def __init__(
-        self,
-        envs: Mapping[str, EnvSpec],
-        limits: ServiceLimits,
-        bounds: Bounds,
-        memory: int,
-        died: Callable[[str, int | None, bool], None],
-        spares: int,
-    ):
+    def __init__(self, settings: ServeSettings, served: Mapping[str, EnvSpec], memory: int, died: Died):
         self._setup: dict[str, Any] = {
-            "envs": {id: spec.to_json() for id, spec in envs.items()},
-            "limits": vars(limits),
-            "bounds": vars(bounds),
+            "envs": {id: spec.to_json() for id, spec in served.items()},
+            "limits": vars(settings.limits),
+            "bounds": vars(settings.bounds.times(settings.sessions_per_worker)),
             "path": sys.path,
             "died": [],
         }
@@ -72,10 +66,10 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._packets: Packets | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._forks: dict[str, _Fork] = {}
+        self._forks: dict[str, Fork] = {}
         self._numbers = itertools.count()
         self._restarting: asyncio.Task[None] | None = None
-        self._most_spares = spares
+        self._most_spares = settings.workers
         self.spares: OrderedDict[str, socket.socket] = OrderedDict()  # control sockets of those that wait for a session
         self.closing = False
 
@@ -114,7 +108,7 @@ class Forks:
     def fork(self, kind: str, message: dict[str, Any], fds: Sequence[int]) -> str:
         """Ask for a process, and return its key. It gets the descriptors, which are closed here."""
         key = f"{kind} {next(self._numbers)}"
-        self._forks[key] = _Fork()
+        self._forks[key] = Fork()
         if self._packets is None:
             for fd in fds:
                 os.close(fd)

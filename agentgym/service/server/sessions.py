@@ -45,8 +45,7 @@ class Sessions:
         self._memory = slots.make_memory(self.most)
         self._words = slots.map_memory(self._memory)
         self._free = list(range(self.most))[::-1]
-        bounds = settings.bounds.times(self._per_worker)
-        self.forks = Forks(served, self.limits, bounds, self._memory, self._died, settings.workers)
+        self.forks = Forks(settings, served, self._memory, self._died)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
