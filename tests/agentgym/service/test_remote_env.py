@@ -182,7 +182,7 @@ def stepped(server: FaultyServer, *messages: str) -> Any:
         ('{"id": 99, "result": []}', "it sent an invalid answer"),
         ('{"id": 2}', "it sent an invalid answer"),
         ("7", "it sent an invalid answer"),
-        ('{"id": 2, "result": [1, 2]}', r"the server answered with an invalid result: \[\[1, 2\]\]"),
+        ('{"id": 2, "result": [1, 2]}', r"the server answered with an invalid result: \[1, 2\]"),
         ('{"id": 2, "result": [[], "much", false, false, {}]}', "an invalid result"),
         ('{"id": 2, "error": {"code": "DEADLINE", "message": "5 s", "fatal": true}}', "DEADLINE: 5 s"),
         ('{"id": null, "error": {"code": "WORKER_DIED", "message": "killed", "fatal": true}}', "WORKER_DIED: killed"),
