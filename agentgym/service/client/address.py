@@ -43,21 +43,13 @@ class RemoteEnvError(RemoteError):
 
 @dataclass(frozen=True)
 class Address:
-    """One environment on one or several servers.
+    """One environment on one or several servers."""
 
-    Attributes:
-        servers: `http://host:port` of each, in the order they were given.
-        env: its id there.
-        token_file: holds the bearer token in its first line. None: the variable AGENTGYM_TOKEN, which may be empty.
-        ca_file: certificates to trust beside the system's, for https.
-        service: for a server found behind a service's URL, that URL: requests and certificates have its name.
-    """
-
-    servers: tuple[str, ...]
-    env: str
-    token_file: str | None = None
-    ca_file: str | None = None
-    service: str = ""
+    servers: tuple[str, ...]  # `http://host:port` of each, in the order they were given
+    env: str  # its id there
+    token_file: str | None = None  # holds the bearer token in its first line; None: $AGENTGYM_TOKEN, which may be empty
+    ca_file: str | None = None  # certificates to trust beside the system's, for https
+    service: str = ""  # the URL of the service that a server was found behind: requests and certificates have its name
 
     @property
     def server_hostname(self) -> str | None:

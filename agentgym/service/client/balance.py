@@ -166,13 +166,11 @@ class Pool:
             return old
 
     def better_than(self, server: Server) -> bool:
-        """True if a new episode should move to a server with clearly more room and fewer sessions of this process.
-
-        Without the second condition, processes that all followed one report would move back and forth together.
-        """
+        """True if a new episode should move to a server with clearly more room and fewer sessions of this process."""
         with self._lock:
             others = [s for s in self.servers if s is not server and s.awake and not s.doubtful]
             without = (server.sessions - 1) / (server.room or NO_ROOM_TOLD)
+            # Without the second condition, processes that follow one report would move back and forth together.
             return any(other.fullness < without and other.own + 1 < server.own for other in others)
 
     def wait(self) -> float:

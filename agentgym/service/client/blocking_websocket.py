@@ -16,23 +16,22 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from agentgym.service.protocol.frames import NORMAL_CLOSE
-from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
+from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded, keep_alive
 
 LARGEST_ANSWER = 128 << 20
 _CHUNK = 1 << 16
 _LARGEST_HEAD = 1 << 16
 _CLOSE_SECONDS = 1.0
 _WAKING = 10.0  # seconds that a thread has to leave a socket that is closed under it
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+VANISHED_SECONDS = 30.0  # after which a silent server's machine counts as gone
 
 
 class HandshakeRefused(Exception):
-    """The server refused the WebSocket handshake. `retry_after`: seconds that it asked to wait."""
+    """The server refused the WebSocket handshake."""
 
-    def __init__(self, status: int, why: str, retry_after: float | None):
+    def __init__(self, status: int, why: str):
         super().__init__(why)
         self.status = status
-        self.retry_after = retry_after
 
 
 class BlockingWebSocket:
@@ -73,12 +72,11 @@ class BlockingWebSocket:
             raise ConnectionError(f"the answer to the handshake is no HTTP: {first!r:.60}")
         status, told = int(found[1]), http.client.parse_headers(io.BytesIO(fields + b"\r\n\r\n"))
         if status != 101:
-            size, after = told.get("Content-Length", "0"), told.get("Retry-After", "")
+            size = told.get("Content-Length", "0")
             with contextlib.suppress(OSError):  # a part of the body is enough
                 while size.isdigit() and len(body) < min(int(size), _LARGEST_HEAD):
                     body += self._take(until)
-            why = said_in(body) or f"it answered {status}"
-            raise HandshakeRefused(status, why, float(after) if after.isdigit() else None)
+            raise HandshakeRefused(status, said_in(body) or f"it answered {status}")
         self._frames.buffer += body
 
     def send(self, text: str, until: float) -> None:
@@ -141,7 +139,7 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
     connected = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.001))
     try:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connected)
+        keep_alive(connected, VANISHED_SECONDS)
         if secure:
             context = tls or ssl.create_default_context()
             return context.wrap_socket(connected, server_hostname=host)
@@ -149,14 +147,6 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
         connected.close()
         raise
     return connected
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel detect a vanished host: during a long step the protocol is silent, too."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # not all systems have all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def said_in(body: bytes) -> str:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.policies import endpoints
 from agentgym.service.client.address import Address
-from agentgym.service.client.blocking_websocket import keep_alive
+from agentgym.service.client.blocking_websocket import VANISHED_SECONDS
 from agentgym.service.protocol import frames
+from agentgym.service.worker.websocket import keep_alive
 from agentgym.storage.jsonl import line_of
 
 if TYPE_CHECKING:
@@ -32,20 +33,13 @@ _shared = weakref.WeakKeyDictionary()
 
 @dataclass(eq=False)
 class NotOpened(Exception):
-    """A server gave no session.
-
-    Attributes:
-        wait: seconds that a full server asked to be left alone; None: it failed.
-        lasting: trying again will not help: a wrong token, or an environment that it does not serve.
-        absent: nothing listens there.
-        broken: the server itself reports a failure, not a proxy before a restarting one (502, 504).
-    """
+    """A server gave no session."""
 
     why: str
-    wait: float | None = None
-    lasting: bool = False
-    absent: bool = False
-    broken: bool = False
+    wait: float | None = None  # seconds that a full server asked to be left alone; None: it failed
+    lasting: bool = False  # trying again will not help: a wrong token, or an environment that it does not serve
+    absent: bool = False  # nothing listens there
+    broken: bool = False  # the server itself reports a failure, not a proxy before a restarting one (502, 504)
 
 
 @dataclass
@@ -65,10 +59,8 @@ class Hello:
                 wait = 1.0 if code in (frames.CAPACITY, frames.DRAINING) else None
                 raise NotOpened(f"{code}: {message}", wait, lasting=code == frames.RESUME_REFUSED)
             if record["protocol"] != frames.PROTOCOL:
-                raise NotOpened(
-                    f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older",
-                    lasting=True,
-                )
+                why = f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older"
+                raise NotOpened(why, lasting=True)
             env = record["env"]
             if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
                 raise TypeError("env is no record")
@@ -142,7 +134,7 @@ async def open_websocket(
     ws = await http.ws_connect(url, headers=headers, **settings)
     if (connection := ws.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):
-            keep_alive(connection)
+            keep_alive(connection, VANISHED_SECONDS)
     return ws
 
 

@@ -75,7 +75,7 @@ class RemoteEnv(AsyncEnv):
 
     async def init(self, task: Task) -> None:  # type: ignore[override]
         """Bind a task on the server; opens a session if there is none."""
-        await self._begin([("init", {"task": task.to_json()})], may_move=True)
+        await self._begin([("init", {"task": task.to_json()})])
         self.task, self._drawn, self.running = task, False, False
 
     async def reset(  # type: ignore[override]  # Gymnasium knows no async methods
@@ -88,11 +88,8 @@ class RemoteEnv(AsyncEnv):
         bound = self.task is not None and not self._drawn and task is None
         self.running = False
         # A generator that no seed starts anew is on the server: only then must the session stay.
-        *_, result = await self._begin(
-            [("reset", {"seed": seed, "options": given})],
-            rebind=self.task if bound else None,
-            may_move=seed is not None and not bound,
-        )
+        may_move, rebind = seed is not None and not bound, self.task if bound else None
+        *_, result = await self._begin([("reset", {"seed": seed, "options": given})], may_move, rebind)
         observation, info = self._read(result, lambda: _checked(result["observation"], result["info"]))
         if task is not None:
             self.task, self._drawn = task, False
@@ -107,22 +104,18 @@ class RemoteEnv(AsyncEnv):
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         """One step on the server; never run twice, even if the connection drops."""
+        said = action if isinstance(action, str) else assistant(action)
         try:
-            return (await self.steps([action]))[0]
+            [result] = await self._calls([("step", {"action": said})])
         except SessionLost as lost:
             cause = _AGENTS.get(lost.code)
             if cause is None or not self._runs_programs:
                 raise
             raise AgentFailure(cause, str(lost)) from lost
-
-    async def steps(self, actions: Sequence[Action]) -> list[Step]:
-        """Several steps in one message, for actions known in advance, up to the end of the episode."""
-        said = [action if isinstance(action, str) else assistant(action) for action in actions]
-        results = await self._calls([("step", {"action": action}) for action in said])
-        steps: list[Step] = self._read(results, lambda: [_step_of(result) for result in results])
-        self.turn += len(steps)
-        self.running = self.running and not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
-        return steps
+        step: Step = self._read(result, lambda: _step_of(result))
+        self.turn += 1
+        self.running = self.running and not (step[2] or step[3])
+        return step
 
     async def close(self) -> None:  # type: ignore[override]
         session = self.session
@@ -158,7 +151,7 @@ class RemoteEnv(AsyncEnv):
             self._leave()
             raise
 
-    async def _begin(self, requests: list[Request], rebind: Task | None = None, may_move: bool = False) -> list[Any]:
+    async def _begin(self, requests: list[Request], may_move: bool = True, rebind: Task | None = None) -> list[Any]:
         """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
         pool = pool_of(self.address.servers)
         if self._server is not None and may_move:

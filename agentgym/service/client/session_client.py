@@ -142,9 +142,8 @@ class RemoteSession:
                     cut(self.ws)
                     self.ws = None
                 if self._silent:
-                    raise self._end(
-                        f"the server hangs: it answers neither the call nor GET /health within {SILENT_SECONDS:g} s"
-                    ) from drop
+                    silent = f"it answers neither the call nor GET /health within {SILENT_SECONDS:g} s"
+                    raise self._end(f"the server hangs: {silent}") from drop
                 fruitless = 0 if len(pending) < before else fruitless + 1
                 if fruitless > FRUITLESS:
                     raise self._end(f"its connection dropped {fruitless} times without an answer ({drop})") from drop
@@ -284,10 +283,8 @@ class RemoteSession:
         size = sum(len(text.encode()) + 2 for text in texts)
         if size > largest:
             call, _ = next(iter(pending.values()))
-            raise RemoteError(
-                f"{self._who()}: {call} would send {size:,} bytes, and the server takes {largest:,}: send less, or let"
-                " it take more"
-            )
+            why = f"{call} would send {size:,} bytes, and the server takes {largest:,}"
+            raise RemoteError(f"{self._who()}: {why}: send less, or let it take more")
 
     def _who(self) -> str:
         return f"{self.address.env} at {self.server}"

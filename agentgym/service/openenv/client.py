@@ -301,9 +301,8 @@ class Connection:
         if the connection is over or no answer came in time.
         """
         if self._loop is not asyncio.get_running_loop():
-            raise SessionLost(
-                f"openenv:{self._url}: the episode began in another event loop: begin another in this one"
-            )
+            why = "the episode began in another event loop: begin another in this one"
+            raise SessionLost(f"openenv:{self._url}: {why}")
         try:
             # A server that gives no session says so, and closes, before it is asked: its refusal is still to be read.
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):

@@ -30,18 +30,14 @@ class Unreadable(ValueError):
 class Form:
     """The form of an environment's actions.
 
-    Attributes:
-        kind: "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields":
-            it is a JSON object.
-        action: JSON schema of actions.
-        tools: that a reply may call; for "fields" the one that takes an action.
-        by_step: a tool is called by a step, which has a reward; else by MCP's own method, which has none.
+    "chat": messages pass as they are, the server is agentgym's; "tools": the reply calls tools; "fields": it is a JSON
+    object.
     """
 
     kind: Literal["chat", "tools", "fields"]
-    action: Json = field(default_factory=dict)
-    tools: tuple[Tool, ...] = ()
-    by_step: bool = True
+    action: Json = field(default_factory=dict)  # JSON schema of actions
+    tools: tuple[Tool, ...] = ()  # that a reply may call; for "fields" the one that takes an action
+    by_step: bool = True  # a tool is called by a step, which has a reward; else by MCP's own method, which has none
 
     @property
     def schemas(self) -> list[Json]:
@@ -98,16 +94,11 @@ def form_of(action: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Fo
     if not tools:
         parameters = {**schema, "properties": fields}
         return Form("fields", schema, (Tool(ACT, "Take an action in the environment.", parameters, _not_here),))
-    made = tuple(
-        Tool(
-            str(tool["name"]),
-            str(tool.get("description") or ""),
-            dict(tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}),
-            _not_here,
-        )
-        for tool in tools
-    )
-    return Form("tools", schema, made, by_step=not fields or "tool_name" in fields)
+    made = []
+    for tool in tools:
+        parameters = tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
+        made.append(Tool(str(tool["name"]), str(tool.get("description") or ""), dict(parameters), _not_here))
+    return Form("tools", schema, tuple(made), by_step=not fields or "tool_name" in fields)
 
 
 def shown(observation: Mapping[str, Any]) -> str:

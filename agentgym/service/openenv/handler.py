@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.service.openenv.play import Invalid, Json, Play, answer_of
 from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
 from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo
-from agentgym.storage.jsonl import line_of
+from agentgym.storage.jsonl import finite, line_of, plain
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -101,8 +101,6 @@ class OpenEnvHandler(ProtocolHandler):
         id, method, params = request.get("id"), request["method"], request.get("params") or {}
         if method == "tools/list":
             return rpc_result(id, {"tools": self.play.tools("inputSchema")})
-        if method == "tools/call":
-            return self._rpc_call(id, params)
         if method == "openenv/session/create":
             return rpc_result(id, {"session_id": self._session.id})
         if method == "openenv/session/close":
@@ -110,9 +108,8 @@ class OpenEnvHandler(ProtocolHandler):
             if told == self._session.id:
                 return rpc_error(id, INVALID_REQUEST, "this session ends with its WebSocket, not by a call")
             return rpc_error(id, INVALID_PARAMS, f"Unknown session_id: {told!s:.100}")
-        return rpc_error(id, METHOD_NOT_FOUND, f"Method not found: {method:.100}")
-
-    def _rpc_call(self, id: Any, params: Json) -> Json:
+        if method != "tools/call":
+            return rpc_error(id, METHOD_NOT_FOUND, f"Method not found: {method:.100}")
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not name:
             return rpc_error(id, INVALID_PARAMS, "Missing 'name' in params")
@@ -202,24 +199,11 @@ def _written(frame: Any) -> str:
     try:
         return _encode(frame)
     except (TypeError, ValueError, RecursionError):  # a NaN, a key that is no text, or a value within itself
-        return json.dumps(_finite(json.loads(line_of(frame))), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain(value: Any) -> Any:
-    """NumPy values as Python's, other values that JSON does not know as text, as in a trajectory."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+        return json.dumps(finite(json.loads(line_of(frame))), allow_nan=False)
 
 
 # Made once: json.dumps with settings makes an encoder for each value.
-_encode = json.JSONEncoder(allow_nan=False, check_circular=False, default=_plain).encode
+_encode = json.JSONEncoder(allow_nan=False, check_circular=False, default=plain).encode
 
 
 def _said(error: Exception) -> str:

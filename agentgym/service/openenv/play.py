@@ -83,7 +83,13 @@ class Play:
         if kind == "list_tools":
             return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
         if kind == "call_tool":
-            return self._step_tool(action["tool_name"], action.get("arguments") or {})
+            name = action["tool_name"]
+            messages, reward, done, metadata = self._called(name, action.get("arguments") or {})
+            said, known = "\n".join(map(text_of, messages)), self._has_tool(name)
+            error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
+            result = _tool_result(said, {}) if known else None
+            observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
+            return answer_of(observation, reward, done, metadata)
         reply = action["message"]
         try:
             reply = reply if isinstance(reply, str) else assistant(reply)
@@ -147,14 +153,6 @@ class Play:
 
         result = function(*args, **kwargs)
         return self._runner.run(awaited(result)) if inspect.isawaitable(result) else result
-
-    def _step_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
-        messages, reward, done, metadata = self._called(name, arguments)
-        said, known = "\n".join(map(text_of, messages)), self._has_tool(name)
-        error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
-        result = _tool_result(said, {}) if known else None
-        observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
-        return answer_of(observation, reward, done, metadata)
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float, bool, Json]:
         function = {"name": name, "arguments": dict(arguments)}

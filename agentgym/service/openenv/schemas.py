@@ -18,6 +18,8 @@ def _or_null(title: str, kind: str, **more: Any) -> Json:
     return {"title": title, "anyOf": [{"type": kind}, {"type": "null"}], **more}
 
 
+_ANY_JSON: Json = {"content": {"application/json": {}}}
+_ENV_NAME: Json = {"name": "env_name", "in": "path", "required": True, "schema": {"type": "string"}}
 _MESSAGE: Json = {"type": "object", "required": ["role"], "properties": {"role": {"type": "string"}}}
 _METADATA: Json = {"type": "object", "additionalProperties": True, "title": "Metadata"}
 _TOOL_NAME: Json = {"title": "Tool Name", "type": "string"}
@@ -79,19 +81,17 @@ def metadata_of(spec: EnvSpec) -> Json:
 
 def openapi_of(title: str, routes: Mapping[str, tuple[str, str]]) -> Json:
     """The OpenAPI document. `routes`: method and summary of each path."""
+    paths: Json = {}
+    for path, (method, summary) in routes.items():
+        operation: Json = {"summary": summary, "responses": {"200": {"description": "the answer", **_ANY_JSON}}}
+        if "{env_name}" in path:
+            operation["parameters"] = [_ENV_NAME]
+        if method == "post":
+            operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+        paths[path] = {method: operation}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": VERSION, "description": "OpenEnv's HTTP interface, served by agentgym."},
-        "paths": {path: {method: _operation(path, method, summary)} for path, (method, summary) in routes.items()},
+        "paths": paths,
         "components": {"schemas": {schema["title"]: schema for schema in SCHEMAS.values()}},
     }
-
-
-def _operation(path: str, method: str, summary: str) -> Json:
-    answers = {"200": {"description": "the answer", "content": {"application/json": {}}}}
-    operation: Json = {"summary": summary, "responses": answers}
-    if "{env_name}" in path:
-        operation["parameters"] = [{"name": "env_name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    if method == "post":
-        operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-    return operation

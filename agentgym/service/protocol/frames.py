@@ -70,26 +70,16 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """The limits of sessions, in seconds and bytes. The hello tells them to clients.
+    """The limits of sessions, in seconds and bytes. The hello tells them to clients."""
 
-    Attributes:
-        init_seconds: making the environment, and one `init`.
-        step_seconds: one `step`, and any other call.
-        close_seconds: one `close`, and an end in good order.
-        idle_seconds: without a request.
-        resume_seconds: for a client to come back after its connection dropped.
-        message_seconds: for a message to arrive whole, and for an answer to be taken.
-        message_bytes: of one message from the client.
-    """
-
-    init_seconds: float = 120.0
+    init_seconds: float = 120.0  # making the environment, and one `init`
     reset_seconds: float = 60.0
-    step_seconds: float = 60.0
-    close_seconds: float = 5.0
-    idle_seconds: float = 600.0
-    resume_seconds: float = 60.0
-    message_seconds: float = 30.0
-    message_bytes: int = 8 << 20
+    step_seconds: float = 60.0  # and any other call
+    close_seconds: float = 5.0  # and an end in good order
+    idle_seconds: float = 600.0  # without a request
+    resume_seconds: float = 60.0  # for a client to come back after its connection dropped
+    message_seconds: float = 30.0  # for a message to arrive whole, and for an answer to be taken
+    message_bytes: int = 8 << 20  # of one message from the client
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

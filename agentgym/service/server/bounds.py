@@ -22,17 +22,11 @@ MORE_MEMORY = "it may take no more (--session-memory)"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a worker's process; 0: no limit.
+    """Limits of a worker's process; 0: no limit."""
 
-    Attributes:
-        memory_bytes: above what it begins with. Without a control group: private memory, of each process alone.
-        open_files: at a time; 0: as many as the server.
-        pids: processes and threads at a time, in a control group only.
-    """
-
-    memory_bytes: int = 0
-    open_files: int = 0
-    pids: int = 0
+    memory_bytes: int = 0  # above what it begins with; without a control group: private memory, of each process alone
+    open_files: int = 0  # at a time; 0: as many as the server
+    pids: int = 0  # processes and threads at a time, in a control group only
 
     def __post_init__(self) -> None:
         if min(self.memory_bytes, self.open_files, self.pids) < 0:
@@ -90,7 +84,7 @@ class Groups:
     def __init__(self, bounds: Bounds):
         self._bounds = bounds
         self._names = (f"{SESSION}{os.getpid()}-{number}" for number in itertools.count())
-        self._of: dict[int, Group] = {}
+        self.of: dict[int, Group | None] = {}  # by process id
         self._leaving: list[Group] = []
         self.why_not = ""
         self._wanted = bool(bounds.memory_bytes or bounds.pids)
@@ -109,17 +103,9 @@ class Groups:
             return None
         return cgroups.create_plain(next(self._names), self._bounds.memory_bytes, self._bounds.pids)
 
-    def keep(self, pid: int, group: Group | None) -> None:
-        if group is not None:
-            self._of[pid] = group
-
-    def drop(self, group: Group | None) -> None:
-        if group is not None:
-            cgroups.remove(group, patience=0.0)
-
     def ended(self, pid: int) -> bool:
         """Kill what is left in the group of an ended process; returns whether it ran out of memory."""
-        group = self._of.pop(pid, None)
+        group = self.of.pop(pid, None)
         if group is None:
             return False
         for folder in group.folders:
@@ -135,14 +121,9 @@ class Groups:
         self._leaving = [group for group in self._leaving if not cgroups.remove(group, patience=0.0)]
 
     def close(self) -> None:
-        for group in [*self._of.values(), *self._leaving]:
-            cgroups.remove(group, patience=1.0)
-
-
-def enter(group: Group) -> None:
-    """Move this process and its future children into a group. Raises OSError."""
-    for folder in group.folders:
-        (folder / "cgroup.procs").write_text("0")
+        for group in [*self.of.values(), *self._leaving]:
+            if group is not None:
+                cgroups.remove(group, patience=1.0)
 
 
 def _remove_left_beside(own: Group) -> None:

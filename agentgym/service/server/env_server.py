@@ -24,7 +24,6 @@ from agentgym.service.server.http_connections import (
     check_handshake,
     from_elsewhere,
     hand_over,
-    notice_vanished,
     refusal,
 )
 from agentgym.service.server.routes import OPEN_PATHS, add_routes
@@ -32,11 +31,11 @@ from agentgym.service.server.sessions import TOO_MANY, Sessions
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.task_catalogue import Listing
 from agentgym.service.server.tokens import Tokens
+from agentgym.service.worker.websocket import keep_alive
 
 ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 16, 1024
 SPARE_CONNECTIONS = 128  # of HTTP, beside two for each session
 WATCH_SECONDS = 0.25  # between two looks at the token file, late requests and what is to be logged
-KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
 _STATUS = {TOO_MANY: 429, RESUME_REFUSED: 409}
 _log = logging.getLogger("agentgym.service")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -93,27 +92,16 @@ class EnvServer:
         loop = asyncio.get_running_loop()
         server.request_handler = _told_apart(server.request_handler)
 
-        def made() -> asyncio.BaseProtocol:
-            # Nothing is inflated before the token is checked: see `body_of`.
-            return HttpConnection(
-                server,
-                self.connections,
-                loop=loop,
-                access_log=None,
-                logger=_log,
-                auto_decompress=False,
-                keepalive_timeout=KEEPALIVE_SECONDS,
-            )
-
         def arrived() -> asyncio.BaseProtocol:
-            return made() if tls is None else TlsArrival(self.connections, tls, made)
+            http = HttpConnection(server, self.connections)
+            return http if tls is None else TlsArrival(self.connections, tls, http)
 
         self._server = await loop.create_server(arrived, self.settings.host, self.settings.port, backlog=ACCEPT_AT_ONCE)
         for listening in self._server.sockets:
             # asyncio has one number for both: how many wait in the kernel, and how many are taken in one go.
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(WAITING_CONNECTIONS)
-                notice_vanished(same, self.settings.limits.message_seconds + VANISHED_SECONDS)
+                keep_alive(same, self.settings.limits.message_seconds + VANISHED_SECONDS)
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import select
 import signal
@@ -10,20 +11,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
 from agentgym.processes.child_process import GONE_SECONDS
-from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server.bounds import Bounds
-from agentgym.service.server.packets import Packets
+from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.supervisor import LEAVE_SECONDS
 
 START_SECONDS = 120.0
 _GONE_SECONDS = 5.0
+_MESSAGE = 1 << 16
 # Libraries of numbers start threads for every CPU in every process otherwise.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -33,7 +33,7 @@ class ZygoteFailed(RuntimeError):
 
 
 @dataclass
-class _Fork:
+class Fork:
     """A process that was asked for. Once it is forked, `handle` is its descriptor, unless no file is left to open."""
 
     pid: int | None = None
@@ -47,22 +47,17 @@ class _Fork:
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
 
+Died = Callable[[str, int | None, bool], None]  # told the key, the wait status if it is known, and if memory ran out
+
+
 class Forks:
     """Processes forked by a zygote."""
 
-    def __init__(
-        self,
-        envs: Mapping[str, EnvSpec],
-        limits: ServiceLimits,
-        bounds: Bounds,
-        memory: int,
-        died: Callable[[str, int | None, bool], None],
-        spares: int,
-    ):
+    def __init__(self, settings: ServeSettings, served: Mapping[str, EnvSpec], memory: int, died: Died):
         self._setup: dict[str, Any] = {
-            "envs": {id: spec.to_json() for id, spec in envs.items()},
-            "limits": vars(limits),
-            "bounds": vars(bounds),
+            "envs": {id: spec.to_json() for id, spec in served.items()},
+            "limits": vars(settings.limits),
+            "bounds": vars(settings.bounds.times(settings.sessions_per_worker)),
             "path": sys.path,
             "died": [],
         }
@@ -71,10 +66,10 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._packets: Packets | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._forks: dict[str, _Fork] = {}
+        self._forks: dict[str, Fork] = {}
         self._numbers = itertools.count()
         self._restarting: asyncio.Task[None] | None = None
-        self._most_spares = spares
+        self._most_spares = settings.workers
         self.spares: OrderedDict[str, socket.socket] = OrderedDict()  # control sockets of those that wait for a session
         self.closing = False
 
@@ -113,7 +108,7 @@ class Forks:
     def fork(self, kind: str, message: dict[str, Any], fds: Sequence[int]) -> str:
         """Ask for a process, and return its key. It gets the descriptors, which are closed here."""
         key = f"{kind} {next(self._numbers)}"
-        self._forks[key] = _Fork()
+        self._forks[key] = Fork()
         if self._packets is None:
             for fd in fds:
                 os.close(fd)
@@ -243,3 +238,67 @@ def _wait(handles: Sequence[int]) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll(max(0.0, 1000 * (end - time.monotonic())))
+
+
+class Packets:
+    """JSON messages with file descriptors over a SOCK_SEQPACKET socket, in an event loop and without blocking."""
+
+    def __init__(
+        self, sock: socket.socket, heard: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], object]
+    ):
+        sock.setblocking(False)
+        self._socket = sock
+        self._heard = heard
+        self._ended = ended
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock, self._read)
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a message, now or as soon as there is room. The descriptors are closed here once it is sent."""
+        self._waiting.append((json.dumps(message).encode(), list(fds)))
+        self._write()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._write()
+
+    def _write(self) -> None:
+        while self._waiting:
+            data, fds = self._waiting[0]
+            try:
+                if self._open:
+                    socket.send_fds(self._socket, [data], fds)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._write)
+                return
+            except OSError:  # the other side is gone; its end is read next
+                pass
+            self._waiting.popleft()
+            for fd in fds:
+                os.close(fd)
+        if self._open:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        # A bounded number, so that a storm of deaths does not hold the loop.
+        for _ in range(64):
+            try:
+                data, fds, _flags, _address = socket.recv_fds(self._socket, _MESSAGE, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self.close()
+                self._ended()
+                return
+            self._heard(json.loads(data), fds)
+            if not self._open:
+                return

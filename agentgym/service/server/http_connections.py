@@ -5,6 +5,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import ssl
@@ -21,7 +22,8 @@ from agentgym.service.protocol.frames import CAPACITY, Refused, text_of_json
 
 # A machine has vanished if nothing comes for so much longer than a message may take; a slow one is told so before.
 VANISHED_SECONDS = 2.0
-_ASKED = 3  # times by the kernel before
+KEEPALIVE_SECONDS = 75.0  # that a connection may stay with no further request
+_log = logging.getLogger("agentgym.service")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 # Where a body is kept with its request: by a key of aiohttp's, which older releases do not have.
 _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", bytes)
@@ -104,8 +106,11 @@ class HttpConnections:
 class HttpConnection(web.RequestHandler):
     """One connection, read by aiohttp. The server reports how far each request and its answer are."""
 
-    def __init__(self, manager: Any, connections: HttpConnections, **settings: Any):
-        super().__init__(manager, **settings)
+    def __init__(self, manager: web.Server, connections: HttpConnections):
+        # Nothing is inflated before the token is checked: see `body_of`.
+        settings: Any = {"access_log": None, "logger": _log, "auto_decompress": False}
+        loop = asyncio.get_running_loop()
+        super().__init__(manager, loop=loop, keepalive_timeout=KEEPALIVE_SECONDS, **settings)
         self._connections = connections
         self._asked = False  # a request is being read or answered
         self._had_token = False
@@ -148,11 +153,11 @@ class HttpConnection(web.RequestHandler):
 class TlsArrival(asyncio.Protocol):
     """A connection during its TLS handshake; it counts and can be cut like any other, and then becomes one of HTTP."""
 
-    def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, make: Any):
+    def __init__(self, connections: HttpConnections, tls: ssl.SSLContext, http: HttpConnection):
         self.transport: asyncio.Transport | None = None
         self._connections = connections
         self._tls = tls
-        self._make = make
+        self._http = http
         self._early = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -173,24 +178,10 @@ class TlsArrival(asyncio.Protocol):
         if encrypted is None:
             raw.abort()
             return
-        http = self._make()
-        encrypted.set_protocol(http)
-        http.connection_made(encrypted)
+        encrypted.set_protocol(self._http)
+        self._http.connection_made(encrypted)
         if self._early:
-            http.data_received(bytes(self._early))
-
-
-def notice_vanished(listening: socket.socket, seconds: float) -> None:
-    """Let the kernel end accepted connections whose machine has been silent, or confirmed nothing, for this long.
-
-    Otherwise a machine that lost its power or network holds its session for minutes to hours.
-    """
-    pause = max(1, round(seconds / (_ASKED + 1)))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted connections inherit all of these
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKED)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+            self._http.data_received(bytes(self._early))
 
 
 async def body_of(request: web.Request) -> bytes:

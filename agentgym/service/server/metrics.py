@@ -54,7 +54,7 @@ def _families(server: EnvServer, memory: Memories) -> Iterable[tuple[str, str, s
     sessions, connections, counted = server.sessions, server.connections, server.sessions.tallies()
     # All that is served has its rows from the start.
     tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
-    opened = Counter(session.env for session in sessions.open.values())
+    opened = dict.fromkeys(tallies, 0) | Counter(session.env for session in sessions.open.values())
     cut = {reason: connections.cut[reason] for reason in ("capacity", "too slow")}
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}
     of_memory: Rows = [("", {"of": of, **({"env": env} if env else {})}, size) for (of, env), size in memory.items()]
@@ -71,12 +71,7 @@ def _families(server: EnvServer, memory: Memories) -> Iterable[tuple[str, str, s
     yield "connections_limit", "gauge", "HTTP connections that may be open.", _one(connections.most)
     help = "HTTP connections that were cut: idle ones to make room (capacity), or with a late request (too slow)."
     yield "connections_cut_total", "counter", help, _by("reason", cut)
-    yield (
-        "env_sessions",
-        "gauge",
-        "Sessions that are open, by environment.",
-        _by("env", {e: opened[e] for e in tallies}),
-    )
+    yield "env_sessions", "gauge", "Sessions that are open, by environment.", _by("env", opened)
     yield "sessions_opened_total", "counter", "Sessions opened.", _by("env", {e: t.opened for e, t in tallies.items()})
     help = "Times that a client came back to its session."
     yield "sessions_resumed_total", "counter", help, _by("env", {e: t.resumed for e, t in tallies.items()})

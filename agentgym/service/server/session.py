@@ -14,7 +14,7 @@ from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import DEADLINE, IDLE, TOO_SLOW, ServiceLimits
 from agentgym.service.server import slots
 from agentgym.service.server.events import log_event
-from agentgym.service.server.packets import Packets
+from agentgym.service.server.forks import Packets
 from agentgym.service.server.slots import Slot
 
 CLOSED, LEFT = "closed", "left"
@@ -76,8 +76,7 @@ class ServedSession:
     def claim(self, secret: str) -> bool:
         """Use up the secret of a resume token; returns whether it was valid.
 
-        A hello may be lost, and the next token with it. So a used token stays valid until the client says something
-        on the connection that it opened.
+        It stays valid until the client says something on the connection that it opened: the hello may be lost.
         """
         given, words = _digest(secret), self.words.words
         new = hmac.compare_digest(self._next, given)

@@ -19,8 +19,7 @@ from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused
 from agentgym.service.server import slots
 from agentgym.service.server.bounds import MORE_MEMORY
-from agentgym.service.server.forks import Forks
-from agentgym.service.server.packets import Packets
+from agentgym.service.server.forks import Forks, Packets
 from agentgym.service.server.session import CLOSED, LEFT, ServedSession, overdue
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.slots import Delays, SessionCounts, Slot
@@ -46,8 +45,7 @@ class Sessions:
         self._memory = slots.make_memory(self.most)
         self._words = slots.map_memory(self._memory)
         self._free = list(range(self.most))[::-1]
-        bounds = settings.bounds.times(self._per_worker)
-        self.forks = Forks(served, self.limits, bounds, self._memory, self._died, settings.workers)
+        self.forks = Forks(settings, served, self._memory, self._died)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
         self.refused: Counter[str] = Counter()
@@ -167,7 +165,6 @@ class Sessions:
             self._by_process.pop(session.process, None)
 
     def _take_client(self, session: ServedSession, client: int) -> None:
-        self._drop_client(session)
         session.client = client
         self._by_client[client] = session
         self._gone.register(client, select.EPOLLRDHUP)
@@ -298,7 +295,13 @@ class Sessions:
             how += "; its episode is lost"
         code, message = session.ending or (frames.WORKER_DIED, f"the process of the session {how}")
         past = self._past[session.env]
-        reason = _reason(session, clean)
+        codes, why = list(frames.CODES), session.words.words[slots.WHY]
+        if clean and 0 < why <= len(codes):  # an environment can write there, too
+            reason = codes[why - 1]
+        elif session.ending is not None:
+            reason = session.ending[0]
+        else:
+            reason = CLOSED if clean else LEFT if session.killed else frames.WORKER_DIED
         past.ended[reason] += 1
         if not self.forks.closing:  # else all end with their server
             session.log_end(self.forks.pid_of(session.process), reason, message, status)
@@ -389,17 +392,6 @@ class Sessions:
             shared.close()
         self._gone.close()
         os.close(self._memory)
-
-
-def _reason(session: ServedSession, clean: bool) -> str:
-    codes, why = list(frames.CODES), session.words.words[slots.WHY]
-    if clean and 0 < why <= len(codes):  # an environment can write there, too
-        return codes[why - 1]
-    if session.ending is not None:
-        return session.ending[0]
-    if clean:
-        return CLOSED
-    return LEFT if session.killed else frames.WORKER_DIED
 
 
 async def _read_out(client: socket.socket) -> None:

@@ -14,37 +14,25 @@ from agentgym.service.server.tokens import Token
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """How environments are served.
+    """How environments are served."""
 
-    Attributes:
-        envs: by the id that clients ask for; the first is OpenEnv's at the root.
-        port: 0 takes a free one.
-        max_sessions_per_token: None: no limit.
-        workers: processes that are forked in advance.
-        sessions_per_worker: how many sessions may share a process, if their environment runs no programs in sandboxes.
-        tokens: by name; a plain text has all scopes. Only an address of this machine may go without.
-        token_file: is read again when it changes.
-        allowed_hosts: names besides this machine's own that a `Host` header may have if no token is asked for.
-        bounds: of a session's process; of a shared one, times `sessions_per_worker`.
-        drain_seconds: for sessions to end by themselves.
-        sandbox: None, or {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total` by field}.
-    """
-
-    envs: Mapping[str, EnvSpec]
+    envs: Mapping[str, EnvSpec]  # by the id that clients ask for; the first is OpenEnv's at the root
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = 8000  # 0 takes a free one
     max_sessions: int = 256
-    max_sessions_per_token: int | None = None
-    workers: int = 2
-    sessions_per_worker: int = 1
+    max_sessions_per_token: int | None = None  # None: no limit
+    workers: int = 2  # processes that are forked in advance
+    sessions_per_worker: int = 1  # that may share a process, if their environment runs no programs in sandboxes
+    # By name; a plain text has all scopes. Only an address of this machine may go without.
     tokens: Mapping[str, Token | str] = field(default_factory=dict, repr=False)
-    token_file: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
+    token_file: Path | None = None  # is read again when it changes
+    allowed_hosts: tuple[str, ...] = ()  # other names that a `Host` header may have if no token is asked for
     cert: str | None = None
     key: str | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)
-    bounds: Bounds = field(default_factory=Bounds)
-    drain_seconds: float = 30.0
+    bounds: Bounds = field(default_factory=Bounds)  # of a session's process; of a shared one, as many times more
+    drain_seconds: float = 30.0  # for sessions to end by themselves
+    # None, or {"backend": name, "most": `sandbox.served.Most` by field, "total": `Total` by field}.
     sandbox: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -108,11 +108,9 @@ class Slot(Counts):
         self.words[:] = _ZEROS
 
     def reserve_sandbox(self, amounts: Sequence[int], most: Sequence[int]) -> bool:
-        """Reserve resources for a sandbox until the session ends; False: there are too few.
+        """Reserve thousandths of a processor, bytes of memory, and 1, until the session ends; False: there are too few.
 
-        Args:
-            amounts: thousandths of a processor, bytes of memory, 1.
-            most: limits of each for the sandboxes of all sessions together; 0: no limit.
+        `most`: limits of each for the sandboxes of all sessions together; 0: no limit.
         """
         own = slice(_SANDBOX, _SANDBOX + 3)
         # Written before the others are counted: of two that come at once, one may be refused, but never are both taken.

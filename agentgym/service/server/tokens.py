@@ -43,9 +43,8 @@ def read_tokens(path: Path) -> dict[str, Token]:
             raise TokenFileError(f"{path}:{number}: a line is {form}")
         scopes = frozenset(words[2].split(",")) if len(words) == 3 else frozenset(SCOPES)
         if unknown := scopes - set(SCOPES):
-            raise TokenFileError(
-                f"{path}:{number}: no scope {min(unknown)!r}; there are {', '.join(SCOPES)}, joined by commas"
-            )
+            known = f"there are {', '.join(SCOPES)}, joined by commas"
+            raise TokenFileError(f"{path}:{number}: no scope {min(unknown)!r}; {known}")
         if name in tokens or secret in {token.secret for token in tokens.values()}:
             raise TokenFileError(f"{path}:{number}: this name or token was there before")
         tokens[name] = Token(secret, scopes)

@@ -20,11 +20,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
+from agentgym.processes import cgroups
 from agentgym.processes.cgroups import Group
 from agentgym.processes.child_process import adopt_orphans, children, die_with, end_children, kill
 from agentgym.processes.subprocess_query import settle_memory
 from agentgym.service.protocol.frames import ServiceLimits
-from agentgym.service.server.bounds import Bounds, Groups, enter, keep_within, limit_memory
+from agentgym.service.server.bounds import Bounds, Groups, keep_within, limit_memory
 from agentgym.service.server.slots import map_memory
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.protocol_handler import HANDLERS, handler_class
@@ -99,12 +100,7 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
 
 
 class Zygote:
-    """Forks processes and reports their ends.
-
-    Attributes:
-        keys: of its children by process id; None: it is no worker.
-        unswept: dead workers that may have left sandboxes.
-    """
+    """Forks processes and reports their ends."""
 
     def __init__(
         self, server: socket.socket, served: Served, bounds: Bounds, groups: Groups, wakes: tuple[int, int]
@@ -115,8 +111,9 @@ class Zygote:
         self._groups = groups
         self._wakes = wakes[0]
         self._unneeded = [server.fileno(), *wakes]  # by forked processes
-        self.keys: dict[int, str | None] = dict.fromkeys(children())  # those that environments started on import
-        self.unswept: set[int] = set()
+        # Of children by process id; None: it is no worker, as those that environments started on import.
+        self.keys: dict[int, str | None] = dict.fromkeys(children())
+        self.unswept: set[int] = set()  # dead workers that may have left sandboxes
         self._sweep_at = 0.0
 
     def serve(self) -> None:
@@ -160,14 +157,15 @@ class Zygote:
             with warnings.catch_warnings(action="ignore"):  # that a library has threads: they are not used in the child
                 pid = self._forked(functools.partial(self._child, is_worker, fds, group))
             self.keys[pid] = asked["key"]
-            self._groups.keep(pid, group)
+            self._groups.of[pid] = group
             handle = os.pidfd_open(pid)
             socket.send_fds(self._server, [json.dumps({**told, "pid": pid}).encode()], [handle])
             os.close(handle)
         except ConnectionError:
             raise  # the server is gone
         except OSError as error:
-            self._groups.drop(group)
+            if group is not None:
+                cgroups.remove(group, patience=0.0)
             sys.stderr.write(f"agentgym serve: no process for one more session: {described(error)}\n")
             self._server.send(json.dumps({**told, "why": described(error)}).encode())
         for fd in fds:
@@ -225,8 +223,8 @@ class Zygote:
             os._exit(code)
 
     def _child(self, is_worker: bool, fds: list[int], group: Group | None) -> int:
-        if group is not None:
-            enter(group)
+        for folder in group.folders if group is not None else ():
+            (folder / "cgroup.procs").write_text("0")
         keep_within(self._bounds)
         control = socket.socket(fileno=fds[0])
         control.set_inheritable(False)  # programs of the environment must not get it

@@ -104,21 +104,14 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 class ProtocolHandler:
-    """Answers the messages of a session's connections.
+    """Answers the messages of a session's connections."""
 
-    Attributes:
-        resumable: a client whose connection dropped may come back.
-        clean: the session may end when the server drains: nothing would be lost.
-        ended: the session ends once the last answer is sent.
-        draining: set by the worker when the server is about to end: no new episode is to begin.
-    """
-
-    resumable: ClassVar[bool] = False
-    clean = False
+    resumable: ClassVar[bool] = False  # a client whose connection dropped may come back
+    clean = False  # the session may end when the server drains: nothing would be lost
 
     def __init__(self, held: Any, calls: CallRunner, session: SessionInfo):
-        self.ended = False
-        self.draining = False
+        self.ended = False  # the session ends once the last answer is sent
+        self.draining = False  # set by the worker when the server is about to end: no new episode is to begin
         self._held = held
         self._calls = calls
         self._session = session

@@ -17,6 +17,7 @@ _CONTINUATION = 0
 _WHOLE_TEXT = 128 | TEXT
 _CHUNK = 1 << 16
 _NO_MASK = bytes(4)
+_ASKED = 3  # times by the kernel before a machine counts as vanished
 
 
 def encoded(opcode: int, payload: bytes, masked: bool = False) -> bytes:
@@ -130,6 +131,19 @@ def contains_close(data: bytes | bytearray) -> bool:
             size = int.from_bytes(data[at + 2 : start], "big")
         at = start + 4 * (data[at + 1] >> 7) + size
     return False
+
+
+def keep_alive(connection: socket.socket, seconds: float) -> None:
+    """Let the kernel end a connection whose other machine has been silent, or confirmed nothing, for this long.
+
+    A machine that lost its power or network says nothing. Connections that a listening socket accepts inherit this.
+    """
+    pause = max(1, round(seconds / (_ASKED + 1)))
+    values = {"KEEPIDLE": pause, "KEEPINTVL": pause, "KEEPCNT": _ASKED, "USER_TIMEOUT": round(1000 * seconds)}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in values.items():
+        if hasattr(socket, f"TCP_{name}"):  # not all systems have all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
 
 
 def _bad(why: str) -> Refused:

@@ -19,7 +19,7 @@ HELLO = json.dumps({"session": "s", "resume": "r", "protocol": 1, "last": 0, "li
 )
 def test_a_server_that_fails_is_passed_over_and_one_that_refuses_is_not(monkeypatch, status, passed_over):
     def refused(*_):
-        raise HandshakeRefused(status, "no", None)
+        raise HandshakeRefused(status, "no")
 
     monkeypatch.setattr("agentgym.sandbox.backends.remote.BlockingWebSocket", refused)
     with pytest.raises(SandboxError, match=str(status)) as caught:

@@ -9,6 +9,7 @@ from chaos_harness import SECONDS, Raw
 from service_harness import browsing, serving, session, until
 
 from agentgym.service.server import slots
+from agentgym.service.server.forks import Fork
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.worker.websocket import TEXT, encoded
 
@@ -174,7 +175,7 @@ def test_the_zygote_is_told_of_ten_thousand_processes_that_died():
     """More than a packet of any other message holds."""
 
     async def look(server):
-        server.forks._keys.update({pid: f"gone {pid}" for pid in range(4_000_000, 4_010_000)})
+        server.forks._forks.update({f"gone {pid}": Fork(pid) for pid in range(4_000_000, 4_010_000)})
         assert len(json.dumps(list(server.forks.pids()[1].values()))) > 1 << 16
         first = server.forks.pids()[0]
         server.forks._process.terminate()
