@@ -12,7 +12,7 @@ from step_cases import algorithm, episode, group
 from agent_train.algorithms.selection import choose, is_truncated, more_groups, participants, penalty, turn_rewards
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.trainer.checkpoint import Progress
-from agent_train.trainer.rl import play
+from agent_train.trainer.rl import RlContext
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group
 
@@ -158,10 +158,11 @@ def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_d
         return [rewarded(task.id, 0.0, float(spreads[int(task.id)])) for task in tasks]
 
     tasks = TaskSet([Task(str(i)) for i in range(60)])
-    context = SimpleNamespace(train_tasks=tasks, sampler=SimpleNamespace(collect=collect))
+    sampler, tracker = SimpleNamespace(collect=collect), SimpleNamespace(episode_ended=None)
+    context = SimpleNamespace(config=config, train_tasks=tasks, sampler=sampler, tracker=tracker)
     progress = Progress()
     for step in range(steps):
-        groups, _, rollouts = asyncio.run(play(config, context, progress, SimpleNamespace(episode_ended=None)))
+        groups, _, rollouts = asyncio.run(RlContext.play(context, progress))
         assert rollouts <= rounds
         assert len(groups) <= rounds * wanted
         useful = sum(spreads[int(g.task_id)] for g in groups)
