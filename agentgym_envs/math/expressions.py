@@ -14,6 +14,7 @@ from typing import Any
 
 from mpmath import mp
 
+from agentgym_envs.math.latex_tokens import names
 from agentgym_envs.math.latex_tree import Node
 
 DIGITS = 100
@@ -24,11 +25,10 @@ LARGEST_ARGUMENT = mp.mpf(10) ** 20
 LARGEST_POWER = 10**7  # bits
 
 ROUNDED_PLACES = 6  # minimum decimal places of a decimal that may approximate an infinite one
-_TEXT_ARITHMETIC = (
+ARITHMETIC = names(
     "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
 )
-ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
-_TEXT_FUNCTIONS = "floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan"  # mpmath's of the same names
+_OF_MPMATH = names("floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan")
 
 
 class Undefined(ArithmeticError):
@@ -63,11 +63,11 @@ def equal(one: Node, other: Node) -> bool:
 
 def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -> bool:
     """True if two expressions agree at every point where both have a value, at least three (one without variables)."""
-    names = sorted(symbols(one) | symbols(other))
+    variables = sorted(symbols(one) | symbols(other))
     imaginary = has_i(one) or has_i(other)
     with mp.workdps(DIGITS):
         found = 0
-        for point in _points(names):
+        for point in _points(variables):
             try:
                 values = value(one, point, imaginary), value(other, point, imaginary)
             except Undefined:
@@ -75,23 +75,23 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
             if not agree(*values):
                 return False
             found += 1
-        return found >= (3 if names else 1)
+        return found >= (3 if variables else 1)
 
 
 def close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
-def _points(names: list[str]) -> Iterator[dict[str, Any]]:
+def _points(variables: list[str]) -> Iterator[dict[str, Any]]:
     """Values of the variables: some positive, some of both signs, some small, some whole."""
-    if not names:
+    if not variables:
         yield {}
         return
     rng = random.Random(17)
     one = 10**30
     ranges = [(one, 4 * one, one)] * 5 + [(-3 * one, 3 * one, one)] * 8 + [(1, one, one)] * 4 + [(1, 13, 1)] * 5
     for low, high, unit in ranges:
-        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in names}
+        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in variables}
 
 
 # ---- exact values
@@ -223,7 +223,7 @@ def _whole(operate: Callable[..., int]) -> Callable[..., Any]:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(mp, name) for name in _TEXT_FUNCTIONS.split()},
+    **{name: getattr(mp, name) for name in _OF_MPMATH},
     "add": operator.add,
     "negative": operator.neg,
     "multiply": operator.mul,

@@ -25,6 +25,10 @@ class Token:
     value: Fraction = Fraction(0)  # of a number
 
 
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
@@ -38,11 +42,10 @@ _SIGNS = {
 }  # fmt: skip
 _GREEK = {chr(code) for code in range(0x3B1, 0x3CA)}
 
-_TEXT_SPACING = (
+_SPACING = names(
     "left right middle displaystyle textstyle limits mathstrut quad qquad thinspace medspace enspace big Big bigg Bigg bigl bigr "
     "Bigl Bigr biggl biggr Biggl Biggr angle triangle overline vec hat bar overrightarrow ! , ; : > ( ) $"
-)
-_SPACING = frozenset(_TEXT_SPACING.split()) | {" "}
+) | {" "}
 _GROUPED = re.compile(
     r"(?<![\d.])([1-9]\d{0,2})((?:(?:,\\!\s*|\{,\}|\\,|\\!|,|[ \u00a0\u2009\u202f](?=\d))\d{3})+)(?!\d|,\d)"
 )
@@ -65,19 +68,16 @@ _SAME = {
     "div": "/", "colon": ":", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "operatorname": "",
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "degree": "degree", "backslash": "setminus",
 }  # fmt: skip
-_TEXT_FUNCTIONS = "sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis"
-FUNCTIONS = frozenset(_TEXT_FUNCTIONS.split())
+FUNCTIONS = names("sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis")
 _NAMES = FUNCTIONS | {"pi", "infty", "arcsin", "arccos", "arctan", "cup", "cap"}
-_TEXT_SHORT_WORDS = (
+SHORT_WORDS = names(
     "yes no one two six ten odd all any none not the nan inf and or is if of to in at an as by we cm mm km kg mg ml ft yd mi "
     "hr min sec lb oz mph day out may"
 )
-SHORT_WORDS = frozenset(_TEXT_SHORT_WORDS.split())
-_TEXT_GREEK_NAMES = (
+_GREEK_NAMES = names(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
-_GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
 _SIGN_COMMANDS = ("<", ">", "|", "/", ":", "[", "]", "%")
 
 

@@ -9,7 +9,7 @@ sum       products separated by + - \pm
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentgym_envs.math.latex_tokens import FUNCTIONS, Token, Unreadable, tokens
+from agentgym_envs.math.latex_tokens import FUNCTIONS, Token, Unreadable, names, tokens
 
 DEEPEST = 40  # brackets within brackets
 
@@ -32,11 +32,10 @@ _BASES = dict(zip(["two", "three", "four", "five", "six", "seven", "eight", "nin
 _SETS = {"cup": "union", "cap": "intersection", "setminus": "without"}
 _MATRICES = ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
 _STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp", "{", "infty")
-_TEXT_NO_UNIT = (
+NO_UNIT = names(
     "not or and is if than more less least most about except never no none isn't wrong false either maybe perhaps to over under "
     "above below between fewer greater plus minus times half other but true answer"
 )
-NO_UNIT = frozenset(_TEXT_NO_UNIT.split())
 
 
 def tree(text: str) -> Node:
