@@ -12,8 +12,7 @@ from agentgym.core.messages import Action, Observation, assistant, instructed, t
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import ToolError, ToolSet
-from agentgym_envs.search.corpora import require_bm25s
-from agentgym_envs.search.questions import DATA, golds_of, load_questions, queries_of
+from agentgym_envs.search.corpora import DATA, golds_of, load_questions, queries_of, require_bm25s
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
 from agentgym_envs.settings import check_choice
 
