@@ -96,7 +96,7 @@ def grade(
 
 
 def _run(box: Sandbox, request: str, tests: int, budget: float) -> Report | None:
-    """Grade once in one sandbox; None if the grader was killed, by the submission or by lack of memory."""
+    """The report; None if the grader was killed, by the submission or by lack of memory."""
     command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
     result = box.exec(command, stdin=request, timeout=budget + _MARGIN, env=_ENVIRONMENT)
     if result.timed_out:

@@ -264,7 +264,7 @@ def _near(exact: Node, decimal: Node) -> bool:
 
 
 def _same_relation(gold: Node, answer: Node) -> bool:
-    """True if an answer matches the gold one, where at least one of them is a relation.
+    """At least one of the two is a relation.
 
     An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
     needs an equation with the same solutions: the sides differ by a constant factor.

@@ -43,17 +43,11 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 def passages_of(name: str) -> tuple[Passage, ...]:
-    """The passages of a corpus; read once per process.
-
-    Args:
-        name: "own", "xquad", "hotpot_qa", or a path ending in ".jsonl", whose lines are objects with `id`, and either `title`
-            and `text` or `contents`, whose first line is then the title.
-    """
+    """The passages of a corpus; a file's lines have `id`, and either `title` and `text` or `contents` (title first)."""
     return _once(_corpora, name, lambda: _read(name))
 
 
 def index_of(name: str) -> Index:
-    """The BM25 index of a corpus; built once per process, and only read after that."""
     require_bm25s()
     return _once(_indexes, name, lambda: Index(passages_of(name)))
 
@@ -141,7 +135,6 @@ def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
 
 
 def own_questions(split: str) -> TaskSet:
-    """The shipped questions, of two or three searches: 38 train, 14 test."""
     source = "the project's own questions"
     return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=source)
 

@@ -80,13 +80,9 @@ class LocalRetriever(Retriever):
 
 
 class HttpRetriever(Retriever):
-    """Any server that answers `POST {"queries": [query], "topk": k, "return_scores": true}`.
+    """Any server that answers `POST {"queries": [query], "topk": k, "return_scores": true}` at a URL with its path.
 
-    A server that does not answer in time, refuses the connection, or is busy (429, 5xx) is asked three times.
-
-    Args:
-        url: where to post, with its path: "http://localhost:8000/retrieve".
-        timeout: seconds that each attempt may take.
+    One that does not answer within `timeout` seconds, refuses the connection, or is busy (429, 5xx) is asked thrice.
     """
 
     def __init__(self, url: str, timeout: float):

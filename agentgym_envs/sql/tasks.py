@@ -21,13 +21,10 @@ ORDER_WORDS = ("order", "ordered", "sort", "sorted", "alphabetically", "ascendin
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The questions of a split.
+    """The questions of a split; "auto" is defog if its files are found, else own with a notice.
 
     A task has the question as its message, gold queries as its answer (a list, any is right), and in its metadata
     `database` and `ordered`, true if the order of rows counts.
-
-    Args:
-        data: "defog", "chinook" or "own"; "auto" is defog if its files are found, else own with a notice.
     """
     check_split("sql", split)
     check_choice("sql: data", data, SOURCES)

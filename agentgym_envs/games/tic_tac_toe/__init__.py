@@ -71,13 +71,10 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
 
 
 def content(level: str) -> str:
-    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board.
-
-    If X begins, O moves at most four times, so the fifth care is dropped.
-    """
+    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board."""
     starter, order, care = level.split(" ")
     forms = ("".join(str(way[int(cell) - 1] + 1) for cell in order) for way, _ in orders(3, 3))
-    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"
+    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"  # if X begins, O moves four times
 
 
 class TicTacToe(Env):
