@@ -1,8 +1,8 @@
 """Train and test splits that share no content.
 
-Seeds alone do not separate splits: two seeds can make the same level. So a hash of a level's content decides its split,
-and a seed's generator draws until it finds a level of the requested split. The hash covers only what play cannot change
-(the map, not the player's position), so no state met in training belongs to a held-out level.
+Two seeds can make the same level, so a hash of a level's content decides its split, and a seed's generator draws until
+it finds a level of that split. The hash covers only what play cannot change (the map, not the player's position), so no
+state met in training belongs to a held-out level.
 """
 
 import hashlib

@@ -46,7 +46,15 @@ class GymnasiumEnv(Env):
         max_turns: int | None = None,
         render_mode: str | None = None,
     ):
-        found = _spec(name)
+        module, _, env_name = name.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            found = gymnasium.spec(env_name)
+        except ImportError as error:
+            raise ImportError(f"environment 'gymnasium:{name}': cannot import module {module!r}: {error}") from error
+        except gymnasium.error.Error as error:
+            raise UnknownEnvError(f"no environment 'gymnasium:{name}': {error}") from error
         settings_key(settings or {})
         limit = (settings or {}).get("max_episode_steps", found.max_episode_steps)
         turns = limit if limit and limit > 0 else MOST_TURNS
@@ -149,18 +157,6 @@ class GymnasiumEnv(Env):
         picture = inner.render() if inner.render_mode == "ansi" else None
         seen = observation if isinstance(observation, str) else written(observation)
         return f"{uncoloured(picture)}\n\nObservation: {seen}" if isinstance(picture, str) else f"Observation: {seen}"
-
-
-def _spec(name: str) -> Any:
-    module, _, env_name = name.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        return gymnasium.spec(env_name)
-    except ImportError as error:
-        raise ImportError(f"environment 'gymnasium:{name}': cannot import module {module!r}: {error}") from error
-    except gymnasium.error.Error as error:
-        raise UnknownEnvError(f"no environment 'gymnasium:{name}': {error}") from error
 
 
 def description_of(docstring: str) -> str:

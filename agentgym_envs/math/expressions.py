@@ -1,8 +1,7 @@
 """Tests if two expressions are equal: exactly if rational, else to 70 digits at many values of their variables.
 
 Variables are real, and an expression has a value only where each root and logarithm is real, unless one of the two
-contains `i`. Two expressions are equal if they agree wherever both have a value. Powers, factorials and arguments are
-bounded, so nothing here takes long.
+contains `i`. Powers, factorials and arguments are bounded, so nothing here takes long.
 """
 
 import math
@@ -213,13 +212,8 @@ def _logarithm(x: Any, base: Any = 10) -> Any:
     return mp.log(x) / mp.log(base)
 
 
-def _whole(operate: Callable[..., int]) -> Callable[..., Any]:
-    def over(*parts: Any) -> Any:
-        if any(part != mp.floor(part) for part in parts):
-            raise Undefined
-        return mp.mpf(operate(*map(int, parts)))
-
-    return over
+def _whole(part: Any) -> int:
+    return int(part) if part == mp.floor(part) else undefined()
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -238,8 +232,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "lg": _logarithm,
     "log": _logarithm,
     "cis": lambda a: mp.exp(mp.j * a),
-    "gcd": _whole(math.gcd),
-    "lcm": _whole(math.lcm),
+    "gcd": lambda *parts: mp.mpf(math.gcd(*map(_whole, parts))),
+    "lcm": lambda *parts: mp.mpf(math.lcm(*map(_whole, parts))),
     "max": lambda *parts: max(parts),
     "min": lambda *parts: min(parts),
 }

@@ -1,7 +1,6 @@
-r"""Tokenizes an answer in LaTeX, Unicode or plain text.
+r"""Tokenizes an answer in LaTeX, Unicode or plain text: 1{,}000 and 1\,000, × and \cdot, ² and ^2 are the same.
 
-Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 1\,000, × and \cdot, ² and ^2, \dfrac
-and \frac.
+Spacing, sizes and dollar signs are dropped.
 """
 
 import re

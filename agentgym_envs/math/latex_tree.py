@@ -41,7 +41,7 @@ NO_UNIT = names(
 def tree(text: str) -> Node:
     reader = _Reader(tokens(text))
     found = reader.listed()
-    if not reader.at("end"):
+    if reader.now.kind != "end":
         raise Unreadable(f"{reader.now.text!r} in the middle")
     return found
 
@@ -57,8 +57,7 @@ class _Reader:
         return self.tokens[self.place]
 
     def at(self, *texts: str) -> bool:
-        token = self.now
-        return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
+        return self.now.kind in ("sign", "command") and self.now.text in texts
 
     def skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these."""
@@ -74,7 +73,7 @@ class _Reader:
         return token
 
     def need(self, *texts: str) -> str:
-        if not self.at(*texts) or "end" in texts:
+        if not self.at(*texts):
             raise Unreadable(f"{texts[0]!r} is missing")
         return self.take().text
 

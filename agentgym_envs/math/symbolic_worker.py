@@ -1,7 +1,6 @@
-r"""Compares answers by rules for each form; runs in a worker process, and imports `mpmath`.
+r"""Compares answers by the form of the gold one: a number, an expression, an equation, a point, an interval, a set, ...
 
-The form of the gold answer decides: a number, an expression, an equation, a point, an interval, a set, a matrix, a
-word.
+Runs in a worker process, and imports `mpmath`.
 """
 
 import logging

@@ -163,9 +163,7 @@ class _Side:
         return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
 
 
-class _Callback:
-    """A function of a test, as the submission sees it."""
-
+class _Callback:  # a function of a test, as the submission sees it
     def __init__(self, side: _Side, key: int):
         self.side, self.key = side, key
 
