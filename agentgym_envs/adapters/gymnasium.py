@@ -21,10 +21,8 @@ from agentgym_envs.adapters.foreign import plain, plain_info, settings_key
 from agentgym_envs.splits import SEEDS, check_split
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
-_READABLE = (
-    *(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box, spaces.Text),
-    *(spaces.Tuple, spaces.Dict),
-)
+_LISTS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+_READABLE = (spaces.Discrete, *_LISTS, spaces.Text, spaces.Tuple, spaces.Dict)
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")

@@ -51,7 +51,11 @@ class VerifiersEnv(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", settings: Mapping[str, Any] | None = None) -> TaskSet:
         """The rows of the environment's `dataset` (train) or `eval_dataset` (test)."""
-        rows = host_of(name, settings or {}).rows(split)
+        env = host_of(name, settings or {}).env
+        build = {"train": env.build_dataset, "test": env.build_eval_dataset}
+        rows = build[split]() if split in build else None
+        if rows is None:
+            raise ValueError(f"verifiers:{name} has no split {split!r}; train is its dataset, test its eval_dataset")
         return TaskSet(
             lambda i: task_of_row(rows[i], f"{name}-{split}-{i}"),
             name=f"{name}/{split}",
@@ -197,18 +201,8 @@ class Rollout:
 class Host:
     def __init__(self, name: str, settings: Mapping[str, Any]):
         self.env = _loaded(name, settings)
-        self.name = name
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name=f"verifiers {name}", daemon=True).start()
-
-    def rows(self, split: str) -> Any:
-        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}
-        rows = build[split]() if split in build else None
-        if rows is None:
-            raise ValueError(
-                f"verifiers:{self.name} has no split {split!r}; train is its dataset, test its eval_dataset"
-            )
-        return rows
 
 
 def host_of(name: str, settings: Mapping[str, Any]) -> Host:
