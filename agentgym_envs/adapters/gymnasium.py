@@ -94,7 +94,7 @@ class GymnasiumEnv(Env):
         inner = self._opened()
         try:
             value, wrong = action_of(inner.action_space, text, self._actions), ""
-        except Unreadable as error:
+        except InvalidAction as error:
             value = self._sampled(self._stray)
             wrong = f"{error}. A random action was taken in its place: {written(value)}.\n\n"
         observation, earned, terminated, truncated, given = inner.step(value)
@@ -187,7 +187,7 @@ def uncoloured(picture: str) -> str:
 # ---- spaces as text
 
 
-class Unreadable(ValueError):
+class InvalidAction(ValueError):
     """A reply that is not an action; the message describes a valid one."""
 
 
@@ -261,11 +261,11 @@ def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
             return space.start + np.int64(folded.index(said.casefold()))
     given = said if isinstance(space, spaces.Text) else parse_json(said)
     if isinstance(given, NotJson):
-        raise Unreadable(f"{said!r:.80} is no action: answer with {form_of(space, names)}, and nothing else")
+        raise InvalidAction(f"{said!r:.80} is no action: answer with {form_of(space, names)}, and nothing else")
     try:
         return _value(space, given)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Unreadable(f"{said!r:.80} is no action ({error}): answer with {form_of(space, names)}") from None
+        raise InvalidAction(f"{said!r:.80} is no action ({error}): answer with {form_of(space, names)}") from None
 
 
 def _value(space: Space[Any], given: Any) -> Any:

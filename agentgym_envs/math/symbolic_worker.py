@@ -25,7 +25,7 @@ from agentgym_envs.math.expressions import (
     symbols,
     value,
 )
-from agentgym_envs.math.latex_tokens import Unreadable, characters
+from agentgym_envs.math.latex_tokens import NotMathematics, characters
 from agentgym_envs.math.latex_tree import Node, tree
 from agentgym_envs.math.regions import TURNED, is_region, same_region
 
@@ -51,7 +51,7 @@ def same(gold: str, answer: str) -> bool:
     """True if an answer matches the gold one. Texts that cannot be parsed match only if their words do."""
     try:
         wanted = _read(gold)
-    except (Unreadable, RecursionError):
+    except (NotMathematics, RecursionError):
         return bool(_wording(gold)) and _wording(gold) == _wording(answer)
     if wanted.op == "symbol" and _wording(gold) == _wording(answer) and len(wanted.name) == 1:
         return True
@@ -122,7 +122,7 @@ def _once_each(items: list[Node]) -> list[Node]:
 
 def _bounded(items: list[Node]) -> list[Node]:
     if len(items) > MOST_ITEMS:
-        raise Unreadable("a list that is too long")
+        raise NotMathematics("a list that is too long")
     return items
 
 
