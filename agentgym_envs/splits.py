@@ -86,11 +86,8 @@ def generated_tasks(
 ) -> TaskSet:
     """100,000 train or 1,000 test tasks, generated on access by `draw`.
 
-    Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
-
-    Args:
-        identity: maps equal levels (for example mirrored ones) to the same text. Default: `content`.
-        describe: a task's answer and metadata from its level.
+    Test levels are distinct, so a test task depends on all earlier ones, which are generated first. `identity` maps
+    equal levels (for example mirrored ones) to the same text; `describe` gives a task's answer and metadata.
     """
     check_split(game, split)
     seeds = SEEDS[split]

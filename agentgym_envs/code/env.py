@@ -45,7 +45,6 @@ class CodeEnv(Env):
         check_choice("reward", reward, ("all", "fraction"))
         check_choice("data", data, self.DATA)
         self.reward = reward
-        self.data = data
         self.sandbox = sandbox
         check_number("timeout", timeout, 0.001, 10_000)
         self.timeout = float(timeout)

@@ -152,14 +152,11 @@ def _pushes(room: SokobanRoom, player: int, boxes: frozenset[int]) -> Iterator[t
 def solve(
     room: SokobanRoom, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1
 ) -> list[str] | None:
-    """Directions that bring every box onto a target; None if no plan was found.
+    """Directions that bring every box onto a target; None if `limit` positions were expanded without a plan.
 
     An A* search over pushes, with the number of moves as cost. The heuristic is the cheapest assignment of boxes to
-    targets, each box alone in the room. It never exceeds the true cost.
-
-    Args:
-        limit: positions to expand before giving up.
-        weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
+    targets, each box alone in the room. It never exceeds the true cost, so a `weight` of 1 finds a shortest plan; a
+    larger one finds some plan sooner.
     """
     tables = push_distances(room)
     start: Position = (player, boxes)
