@@ -200,7 +200,28 @@ class Rollout:
 
 class Host:
     def __init__(self, name: str, settings: Mapping[str, Any]):
-        self.env = _loaded(name, settings)
+        verifiers = imported("verifiers")
+        if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
+            version = getattr(verifiers, "__version__", "?")
+            raise ImportError(
+                f"verifiers {version} has no load_environment with clients: pip install 'verifiers>=0.1.14,<0.4'"
+            )
+        # Keep the environment from replacing this process's signal handlers, which only the main thread may do.
+        base: Any = sys.modules[verifiers.Environment.__module__]
+        if getattr(base, "signal", None) is signal:
+            base.signal = types.SimpleNamespace(
+                SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=lambda number, handler: None
+            )
+        module = name.replace("-", "_").split("/")[-1]
+        try:
+            self.env = verifiers.load_environment(name, **settings)
+        except ValueError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            raise ImportError(
+                f"environment 'verifiers:{name}': cannot import its package {module!r} ({error.__cause__}); install it beside"
+                f" verifiers, from where it is published"
+            ) from error
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name=f"verifiers {name}", daemon=True).start()
 
@@ -214,31 +235,6 @@ def host_of(name: str, settings: Mapping[str, Any]) -> Host:
 @functools.lru_cache(maxsize=32)
 def _host(name: str, key: str, pid: int) -> Host:
     return Host(name, json.loads(key))
-
-
-def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
-    verifiers = imported("verifiers")
-    if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
-        version = getattr(verifiers, "__version__", "?")
-        raise ImportError(
-            f"verifiers {version} has no load_environment with clients: pip install 'verifiers>=0.1.14,<0.4'"
-        )
-    # Keep the environment from replacing this process's signal handlers, which only the main thread may do.
-    base: Any = sys.modules[verifiers.Environment.__module__]
-    if getattr(base, "signal", None) is signal:
-        base.signal = types.SimpleNamespace(
-            SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=lambda number, handler: None
-        )
-    module = name.replace("-", "_").split("/")[-1]
-    try:
-        return verifiers.load_environment(name, **settings)
-    except ValueError as error:
-        if not isinstance(error.__cause__, ImportError):
-            raise
-        raise ImportError(
-            f"environment 'verifiers:{name}': cannot import its package {module!r} ({error.__cause__}); install it beside"
-            f" verifiers, from where it is published"
-        ) from error
 
 
 def _client(rollout: Rollout) -> Any:
