@@ -133,14 +133,14 @@ class Countdown(Env):
             raise ValueError(
                 f"task {task.id!r}: the answer must be the target, a positive whole number, not {task.answer!r}"
             )
-        self._numbers, self._target = list(numbers), int(task.answer)
         super().init(task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
-        given = ", ".join(map(str, self._numbers))
+        numbers, target = self._round()
+        given = ", ".join(str(n) for n in numbers)
         text = (
-            f"Make {self._target} from the numbers {given}. Use + - * / and parentheses, and each number at most once.\n"
+            f"Make {target} from the numbers {given}. Use + - * / and parentheses, and each number at most once.\n"
             f"Put your expression between <answer> and </answer>, like this: <answer>(3 + 4) * 2</answer>\n"
             f"You have {self.max_turns} attempt{'s' * (self.max_turns > 1)}."
         )
@@ -149,26 +149,31 @@ class Countdown(Env):
     def step(self, action: Action) -> Step:
         """Judge an expression. `info`: `success`, and `value` (text) if the expression has one."""
         text = spoken(self.read(action))
+        numbers, target = self._round()
         tagged = _TAGGED.findall(text)
         lines = [line for line in text.splitlines() if line.strip()]
         expression = (tagged or lines or [""])[-1].partition("=")[0].strip()
         try:
-            value = _value_of(expression, self._numbers)
+            value = _value_of(expression, numbers)
         except ArithmeticProblem as problem:
             return self.outcome(f"Not valid: {problem}.{self._attempts()}", success=False)
-        if value == self._target:
+        if value == target:
             return self.outcome("Correct.", 1.0, terminated=True, success=True, value=written(value))
-        told = f"{expression} = {written(value)}, not {self._target}.{self._attempts()}"
+        told = f"{expression} = {written(value)}, not {target}.{self._attempts()}"
         return self.outcome(told, success=False, value=written(value))
 
     def expert_action(self) -> str:
-        found = solve(self._numbers, self._target)
+        numbers, target = self._round()
+        found = solve(numbers, target)
         if found is None:
-            raise ValueError(f"countdown: {self._numbers} cannot make {self._target}")
+            raise ValueError(f"countdown: {numbers} cannot make {target}")
         return f"<answer>{found}</answer>"
 
     def random_action(self, rng: random.Random) -> str:
-        return f"<answer>{random_expression(self._numbers, rng)}</answer>"
+        return f"<answer>{random_expression(self._round()[0], rng)}</answer>"
+
+    def _round(self) -> tuple[list[int], int]:
+        return list(self.current_task.metadata["numbers"]), int(self.current_task.answer)
 
     def _attempts(self) -> str:
         left = self.max_turns - self.turn
