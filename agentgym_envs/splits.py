@@ -1,8 +1,8 @@
 """Train and test splits that share no content.
 
-Seeds alone do not separate splits: two seeds can make the same level. So a hash of a level's content decides its split,
-and a seed's generator draws until it finds a level of the requested split. The hash covers only what play cannot change
-(the map, not the player's position), so no state met in training belongs to a held-out level.
+Two seeds can make the same level, so a hash of a level's content decides its split, and a seed's generator draws until
+it finds a level of that split. The hash covers only what play cannot change (the map, not the player's position), so no
+state met in training belongs to a held-out level.
 """
 
 import hashlib
@@ -86,11 +86,8 @@ def generated_tasks(
 ) -> TaskSet:
     """100,000 train or 1,000 test tasks, generated on access by `draw`.
 
-    Test levels are distinct, so a test task depends on all earlier ones, which are generated first.
-
-    Args:
-        identity: maps equal levels (for example mirrored ones) to the same text. Default: `content`.
-        describe: a task's answer and metadata from its level.
+    Test levels are distinct, so a test task depends on all earlier ones, which are generated first. `identity` maps
+    equal levels (for example mirrored ones) to the same text; `describe` gives a task's answer and metadata.
     """
     check_split(game, split)
     seeds = SEEDS[split]

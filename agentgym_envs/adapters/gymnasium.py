@@ -21,10 +21,8 @@ from agentgym_envs.adapters.foreign import plain, plain_info, settings_key
 from agentgym_envs.splits import SEEDS, check_split
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
-_READABLE = (
-    *(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box, spaces.Text),
-    *(spaces.Tuple, spaces.Dict),
-)
+_LISTS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+_READABLE = (spaces.Discrete, *_LISTS, spaces.Text, spaces.Tuple, spaces.Dict)
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
 _TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
@@ -46,7 +44,15 @@ class GymnasiumEnv(Env):
         max_turns: int | None = None,
         render_mode: str | None = None,
     ):
-        found = _spec(name)
+        module, _, env_name = name.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            found = gymnasium.spec(env_name)
+        except ImportError as error:
+            raise ImportError(f"environment 'gymnasium:{name}': cannot import module {module!r}: {error}") from error
+        except gymnasium.error.Error as error:
+            raise UnknownEnvError(f"no environment 'gymnasium:{name}': {error}") from error
         settings_key(settings or {})
         limit = (settings or {}).get("max_episode_steps", found.max_episode_steps)
         turns = limit if limit and limit > 0 else MOST_TURNS
@@ -88,7 +94,7 @@ class GymnasiumEnv(Env):
         inner = self._opened()
         try:
             value, wrong = action_of(inner.action_space, text, self._actions), ""
-        except Unreadable as error:
+        except InvalidAction as error:
             value = self._sampled(self._stray)
             wrong = f"{error}. A random action was taken in its place: {written(value)}.\n\n"
         observation, earned, terminated, truncated, given = inner.step(value)
@@ -151,18 +157,6 @@ class GymnasiumEnv(Env):
         return f"{uncoloured(picture)}\n\nObservation: {seen}" if isinstance(picture, str) else f"Observation: {seen}"
 
 
-def _spec(name: str) -> Any:
-    module, _, env_name = name.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        return gymnasium.spec(env_name)
-    except ImportError as error:
-        raise ImportError(f"environment 'gymnasium:{name}': cannot import module {module!r}: {error}") from error
-    except gymnasium.error.Error as error:
-        raise UnknownEnvError(f"no environment 'gymnasium:{name}': {error}") from error
-
-
 def description_of(docstring: str) -> str:
     text = re.sub(r"</?[a-z][^>]*>", "", inspect.cleandoc(docstring))
     begin, *sections = re.split(r"^ *## +", text, flags=re.MULTILINE)
@@ -193,7 +187,7 @@ def uncoloured(picture: str) -> str:
 # ---- spaces as text
 
 
-class Unreadable(ValueError):
+class InvalidAction(ValueError):
     """A reply that is not an action; the message describes a valid one."""
 
 
@@ -267,11 +261,11 @@ def action_of(space: Space[Any], text: str, names: Sequence[str] = ()) -> Any:
             return space.start + np.int64(folded.index(said.casefold()))
     given = said if isinstance(space, spaces.Text) else parse_json(said)
     if isinstance(given, NotJson):
-        raise Unreadable(f"{said!r:.80} is no action: answer with {form_of(space, names)}, and nothing else")
+        raise InvalidAction(f"{said!r:.80} is no action: answer with {form_of(space, names)}, and nothing else")
     try:
         return _value(space, given)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Unreadable(f"{said!r:.80} is no action ({error}): answer with {form_of(space, names)}") from None
+        raise InvalidAction(f"{said!r:.80} is no action ({error}): answer with {form_of(space, names)}") from None
 
 
 def _value(space: Space[Any], given: Any) -> Any:

@@ -43,7 +43,6 @@ class ReasoningGymEnv(Env):
         _check(name)
         super().__init__(tasks or self.default_tasks("train", name, settings, seed, size), max_turns, render_mode)
         self.name = name
-        self._settings = dict(settings or {})
         self._timeout = score_timeout
         self._entry: dict[str, Any] = {}
 

@@ -51,7 +51,11 @@ class VerifiersEnv(Env):
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "", settings: Mapping[str, Any] | None = None) -> TaskSet:
         """The rows of the environment's `dataset` (train) or `eval_dataset` (test)."""
-        rows = host_of(name, settings or {}).rows(split)
+        env = host_of(name, settings or {}).env
+        build = {"train": env.build_dataset, "test": env.build_eval_dataset}
+        rows = build[split]() if split in build else None
+        if rows is None:
+            raise ValueError(f"verifiers:{name} has no split {split!r}; train is its dataset, test its eval_dataset")
         return TaskSet(
             lambda i: task_of_row(rows[i], f"{name}-{split}-{i}"),
             name=f"{name}/{split}",
@@ -196,19 +200,30 @@ class Rollout:
 
 class Host:
     def __init__(self, name: str, settings: Mapping[str, Any]):
-        self.env = _loaded(name, settings)
-        self.name = name
+        verifiers = imported("verifiers")
+        if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
+            version = getattr(verifiers, "__version__", "?")
+            raise ImportError(
+                f"verifiers {version} has no load_environment with clients: pip install 'verifiers>=0.1.14,<0.4'"
+            )
+        # Keep the environment from replacing this process's signal handlers, which only the main thread may do.
+        base: Any = sys.modules[verifiers.Environment.__module__]
+        if getattr(base, "signal", None) is signal:
+            base.signal = types.SimpleNamespace(
+                SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=lambda number, handler: None
+            )
+        module = name.replace("-", "_").split("/")[-1]
+        try:
+            self.env = verifiers.load_environment(name, **settings)
+        except ValueError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            raise ImportError(
+                f"environment 'verifiers:{name}': cannot import its package {module!r} ({error.__cause__}); install it beside"
+                f" verifiers, from where it is published"
+            ) from error
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name=f"verifiers {name}", daemon=True).start()
-
-    def rows(self, split: str) -> Any:
-        build = {"train": self.env.build_dataset, "test": self.env.build_eval_dataset}
-        rows = build[split]() if split in build else None
-        if rows is None:
-            raise ValueError(
-                f"verifiers:{self.name} has no split {split!r}; train is its dataset, test its eval_dataset"
-            )
-        return rows
 
 
 def host_of(name: str, settings: Mapping[str, Any]) -> Host:
@@ -220,31 +235,6 @@ def host_of(name: str, settings: Mapping[str, Any]) -> Host:
 @functools.lru_cache(maxsize=32)
 def _host(name: str, key: str, pid: int) -> Host:
     return Host(name, json.loads(key))
-
-
-def _loaded(name: str, settings: Mapping[str, Any]) -> Any:
-    verifiers = imported("verifiers")
-    if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "Client"):
-        version = getattr(verifiers, "__version__", "?")
-        raise ImportError(
-            f"verifiers {version} has no load_environment with clients: pip install 'verifiers>=0.1.14,<0.4'"
-        )
-    # Keep the environment from replacing this process's signal handlers, which only the main thread may do.
-    base: Any = sys.modules[verifiers.Environment.__module__]
-    if getattr(base, "signal", None) is signal:
-        base.signal = types.SimpleNamespace(
-            SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=lambda number, handler: None
-        )
-    module = name.replace("-", "_").split("/")[-1]
-    try:
-        return verifiers.load_environment(name, **settings)
-    except ValueError as error:
-        if not isinstance(error.__cause__, ImportError):
-            raise
-        raise ImportError(
-            f"environment 'verifiers:{name}': cannot import its package {module!r} ({error.__cause__}); install it beside"
-            f" verifiers, from where it is published"
-        ) from error
 
 
 def _client(rollout: Rollout) -> Any:

@@ -11,7 +11,7 @@ from agentgym.tools.text_forms import spoken
 from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.code import grading
 from agentgym_envs.code.problems import problem_of
-from agentgym_envs.settings import check_choice
+from agentgym_envs.settings import check_choice, check_number
 
 SUBMIT = "SUBMIT"
 HINT = (
@@ -25,10 +25,7 @@ block: hidden tests judge it, and you are done. You have {{turns}}; after the la
 
 
 class CodeEnv(Env):
-    """A programming problem over several turns: write code, see the result, submit it.
-
-    mbpp/README.md describes its settings and rules.
-    """
+    """A programming problem over several turns: write code, see the result, submit it. See mbpp/README.md."""
 
     DATA: ClassVar = ("auto", "own")
     max_turns = 5
@@ -48,10 +45,8 @@ class CodeEnv(Env):
         check_choice("reward", reward, ("all", "fraction"))
         check_choice("data", data, self.DATA)
         self.reward = reward
-        self.data = data
         self.sandbox = sandbox
-        if not timeout > 0:
-            raise ValueError(f"timeout must be above 0, not {timeout}")
+        check_number("timeout", timeout, 0.001, 10_000)
         self.timeout = float(timeout)
         self._toolset = ToolSet([self.run, self.submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
         self.tools = self._toolset.schemas  # type: ignore[misc]
@@ -92,7 +87,6 @@ class CodeEnv(Env):
         return results
 
     def _answer_text(self, message: Message) -> str:
-        """Process a text reply; the last of its calls and blocks counts."""
         calls = self._toolset.calls_of(message)
         if isinstance(calls, str):
             return f"Error: {calls}"
@@ -151,13 +145,11 @@ def says_submit(text: str) -> bool:
 
 
 def fenced(code: str) -> str:
-    """Code as a Python block, with a fence longer than any in the code."""
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", code)), default=0))
     return f"{fence}python\n{code.strip(chr(10))}\n{fence}"
 
 
 def _judged(report: grading.Report) -> str:
-    """The verdict on a submission as text; of the hidden tests it reveals only how many passed."""
     verdict = "Correct" if report.success else "Wrong"
     error = f"\n{report.error}" if report.error and not report.success else ""
     return f"{verdict}: {report.passed} of {report.total} hidden tests passed.{error}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from agentgym import sandbox as sandboxes
-from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.api import MEGABYTE
 from agentgym_envs.code.inside.values import NOT_STARTED
 from agentgym_envs.code.problems import Problem
@@ -81,32 +81,25 @@ def grade(
         "timeout": timeout,
         "budget": budget,
     }
+    command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
     for final in (False, True):
         with contextlib.closing(sandboxes.acquire(SPEC, backend=backend, timeout=WAIT)) as box:
             try:
-                report = _run(box, json.dumps(request), len(tests), budget)
+                result = box.exec(command, stdin=json.dumps(request), timeout=budget + _MARGIN, env=_ENVIRONMENT)
+                if not result.timed_out and result.exit_code in (126, 127, NOT_STARTED):
+                    raise SandboxError(f"sandbox {box.id} cannot run the grader: {result.stderr.strip()[-500:]}")
             except SandboxError as error:
                 if final:
                     raise
                 log.warning("a sandbox failed while it graded, trying a fresh one: %s", error)
                 continue
-        if report is not None:
-            return report
-    return Report("ended", total=len(tests), error="The code ended the process that tests it.")
-
-
-def _run(box: Sandbox, request: str, tests: int, budget: float) -> Report | None:
-    """Grade once in one sandbox; None if the grader was killed, by the submission or by lack of memory."""
-    command = ["python3", "-s", "-S", "-c", grader_program(), str(MEMORY)]
-    result = box.exec(command, stdin=request, timeout=budget + _MARGIN, env=_ENVIRONMENT)
-    if result.timed_out:
-        return Report("timeout", total=tests, error="The tests were not done in time.")
-    if result.exit_code in (126, 127, NOT_STARTED):
-        raise SandboxError(f"sandbox {box.id} cannot run the grader: {result.stderr.strip()[-500:]}")
-    if result.exit_code != 0:
+        if result.timed_out:
+            return Report("timeout", total=len(tests), error="The tests were not done in time.")
+        if result.exit_code == 0:
+            return Report(**json.loads(result.stdout))
+        # It was killed, by the submission or by lack of memory.
         log.info("the grader ended with %s: %s", result.exit_code, result.stderr[-2000:])
-        return None
-    return Report(**json.loads(result.stdout))
+    return Report("ended", total=len(tests), error="The code ended the process that tests it.")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Programming problems: tests for a submission, and their form in a task."""
 
 import ast
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
@@ -86,22 +87,16 @@ def doctests(prompt: str, name: str) -> tuple[str, ...]:
 
     Examples in another form are skipped.
     """
-    for node in program(prompt).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            lines = [line.strip() for line in (ast.get_docstring(node) or "").splitlines()]
-            pairs = itertools.pairwise(lines)
-            found = [_example(line[4:], result) for line, result in pairs if line.startswith(">>> ")]
-            return tuple(test for test in found if test)
-    return ()
-
-
-def _example(call: str, result: str) -> str:
-    try:
-        expression(call)
-        ast.literal_eval(expression(result))
-    except (SyntaxError, ValueError):
-        return ""
-    return f"assert {call} == {result}"
+    functions = (node for node in program(prompt).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    docstring = next((ast.get_docstring(node) for node in functions), None)
+    found = []
+    for line, result in itertools.pairwise(line.strip() for line in (docstring or "").splitlines()):
+        if line.startswith(">>> "):
+            with contextlib.suppress(SyntaxError, ValueError):
+                expression(line[4:])
+                ast.literal_eval(expression(result))
+                found.append(f"assert {line[4:]} == {result}")
+    return tuple(found)
 
 
 def own_problems(env_id: str, split: str, make: Callable[[dict[str, Any], str], Task]) -> TaskSet:

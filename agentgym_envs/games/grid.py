@@ -12,10 +12,7 @@ _WORD = re.compile(r"\b(?:up|down|left|right)\b")
 
 def read_direction(text: str) -> str | None:
     """The last direction word of a text, in any case, or None: a reply that thinks aloud names its choice last."""
-    text = text.lower()
-    if text in DIRECTIONS:
-        return text
-    found = _WORD.findall(text)
+    found = _WORD.findall(text.lower())
     return found[-1] if found else None
 
 

@@ -61,7 +61,17 @@ def parse(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> ast.exp
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ArithmeticProblem(f"{expression.strip()!r:.100} is not an arithmetic expression") from error
     for part in ast.walk(node):
-        _check(part, operators)
+        if isinstance(part, ast.BinOp):
+            sign = _OPERATORS[type(part.op)][0] if type(part.op) in _OPERATORS else "?"
+            if sign not in operators:
+                allowed = " ".join(known for known, _ in _OPERATORS.values() if known in operators)
+                raise ArithmeticProblem(f"the operator {sign} is not allowed: use {allowed}")
+        elif isinstance(part, ast.Call | ast.Tuple):
+            raise ArithmeticProblem("write * between a number and a parenthesis")
+        elif isinstance(part, ast.Constant):
+            _literal(part)
+        elif not isinstance(part, ast.UnaryOp | ast.operator | ast.unaryop):
+            raise ArithmeticProblem("that is not an arithmetic expression")
     return node
 
 
@@ -103,20 +113,6 @@ def written(value: Fraction) -> str:
         return f"{float(value):.{SHOWN_DIGITS}g}"
     except OverflowError:
         return str(round(value))
-
-
-def _check(part: ast.AST, operators: frozenset[str]) -> None:
-    if isinstance(part, ast.BinOp):
-        sign = _OPERATORS[type(part.op)][0] if type(part.op) in _OPERATORS else "?"
-        if sign not in operators:
-            allowed = " ".join(known for known, _ in _OPERATORS.values() if known in operators)
-            raise ArithmeticProblem(f"the operator {sign} is not allowed: use {allowed}")
-    elif isinstance(part, ast.Call | ast.Tuple):
-        raise ArithmeticProblem("write * between a number and a parenthesis")
-    elif isinstance(part, ast.Constant):
-        _literal(part)
-    elif not isinstance(part, ast.UnaryOp | ast.operator | ast.unaryop):
-        raise ArithmeticProblem("that is not an arithmetic expression")
 
 
 def _literal(node: ast.Constant) -> Fraction:

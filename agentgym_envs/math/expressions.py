@@ -1,8 +1,7 @@
 """Tests if two expressions are equal: exactly if rational, else to 70 digits at many values of their variables.
 
 Variables are real, and an expression has a value only where each root and logarithm is real, unless one of the two
-contains `i`. Two expressions are equal if they agree wherever both have a value. Powers, factorials and arguments are
-bounded, so nothing here takes long.
+contains `i`. Powers, factorials and arguments are bounded, so nothing here takes long.
 """
 
 import math
@@ -14,6 +13,7 @@ from typing import Any
 
 from mpmath import mp
 
+from agentgym_envs.math.latex_tokens import names
 from agentgym_envs.math.latex_tree import Node
 
 DIGITS = 100
@@ -24,11 +24,10 @@ LARGEST_ARGUMENT = mp.mpf(10) ** 20
 LARGEST_POWER = 10**7  # bits
 
 ROUNDED_PLACES = 6  # minimum decimal places of a decimal that may approximate an infinite one
-_TEXT_ARITHMETIC = (
+ARITHMETIC = names(
     "number symbol constant add negative multiply divide power root call factorial binomial percent degrees either"
 )
-ARITHMETIC = frozenset(_TEXT_ARITHMETIC.split())
-_TEXT_FUNCTIONS = "floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan"  # mpmath's of the same names
+_OF_MPMATH = names("floor ceil sin cos tan cot sec csc sinh cosh tanh asin acos atan")
 
 
 class Undefined(ArithmeticError):
@@ -63,11 +62,11 @@ def equal(one: Node, other: Node) -> bool:
 
 def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -> bool:
     """True if two expressions agree at every point where both have a value, at least three (one without variables)."""
-    names = sorted(symbols(one) | symbols(other))
+    variables = sorted(symbols(one) | symbols(other))
     imaginary = has_i(one) or has_i(other)
     with mp.workdps(DIGITS):
         found = 0
-        for point in _points(names):
+        for point in _points(variables):
             try:
                 values = value(one, point, imaginary), value(other, point, imaginary)
             except Undefined:
@@ -75,23 +74,23 @@ def ratio_at_points(one: Node, other: Node, agree: Callable[[Any, Any], bool]) -
             if not agree(*values):
                 return False
             found += 1
-        return found >= (3 if names else 1)
+        return found >= (3 if variables else 1)
 
 
 def close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
-def _points(names: list[str]) -> Iterator[dict[str, Any]]:
+def _points(variables: list[str]) -> Iterator[dict[str, Any]]:
     """Values of the variables: some positive, some of both signs, some small, some whole."""
-    if not names:
+    if not variables:
         yield {}
         return
     rng = random.Random(17)
     one = 10**30
     ranges = [(one, 4 * one, one)] * 5 + [(-3 * one, 3 * one, one)] * 8 + [(1, one, one)] * 4 + [(1, 13, 1)] * 5
     for low, high, unit in ranges:
-        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in names}
+        yield {name: mp.mpf(rng.randrange(low, high)) / unit for name in variables}
 
 
 # ---- exact values
@@ -213,17 +212,12 @@ def _logarithm(x: Any, base: Any = 10) -> Any:
     return mp.log(x) / mp.log(base)
 
 
-def _whole(operate: Callable[..., int]) -> Callable[..., Any]:
-    def over(*parts: Any) -> Any:
-        if any(part != mp.floor(part) for part in parts):
-            raise Undefined
-        return mp.mpf(operate(*map(int, parts)))
-
-    return over
+def _whole(part: Any) -> int:
+    return int(part) if part == mp.floor(part) else undefined()
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(mp, name) for name in _TEXT_FUNCTIONS.split()},
+    **{name: getattr(mp, name) for name in _OF_MPMATH},
     "add": operator.add,
     "negative": operator.neg,
     "multiply": operator.mul,
@@ -238,8 +232,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "lg": _logarithm,
     "log": _logarithm,
     "cis": lambda a: mp.exp(mp.j * a),
-    "gcd": _whole(math.gcd),
-    "lcm": _whole(math.lcm),
+    "gcd": lambda *parts: mp.mpf(math.gcd(*map(_whole, parts))),
+    "lcm": lambda *parts: mp.mpf(math.lcm(*map(_whole, parts))),
     "max": lambda *parts: max(parts),
     "min": lambda *parts: min(parts),
 }

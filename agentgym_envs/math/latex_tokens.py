@@ -1,7 +1,6 @@
-r"""Tokenizes an answer in LaTeX, Unicode or plain text.
+r"""Tokenizes an answer in LaTeX, Unicode or plain text: 1{,}000 and 1\,000, × and \cdot, ² and ^2 are the same.
 
-Spacing, sizes and dollar signs are dropped. Spellings are unified: 1{,}000 and 1\,000, × and \cdot, ² and ^2, \dfrac
-and \frac.
+Spacing, sizes and dollar signs are dropped.
 """
 
 import re
@@ -12,17 +11,21 @@ from fractions import Fraction
 LONGEST_NUMBER = 400  # characters; and the largest power of ten in one
 
 
-class Unreadable(ValueError):
+class NotMathematics(ValueError):
     """The text is not mathematics that can be compared."""
 
 
 @dataclass(frozen=True)
-class Token:
+class LatexToken:
     """One token; `text` is a command without its backslash, a number as it is written."""
 
     kind: str  # "number", "letter" (a variable with its subscript), "command", "sign", "words" or "end"
     text: str
     value: Fraction = Fraction(0)  # of a number
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
@@ -38,11 +41,10 @@ _SIGNS = {
 }  # fmt: skip
 _GREEK = {chr(code) for code in range(0x3B1, 0x3CA)}
 
-_TEXT_SPACING = (
+_SPACING = names(
     "left right middle displaystyle textstyle limits mathstrut quad qquad thinspace medspace enspace big Big bigg Bigg bigl bigr "
     "Bigl Bigr biggl biggr Biggl Biggr angle triangle overline vec hat bar overrightarrow ! , ; : > ( ) $"
-)
-_SPACING = frozenset(_TEXT_SPACING.split()) | {" "}
+) | {" "}
 _GROUPED = re.compile(
     r"(?<![\d.])([1-9]\d{0,2})((?:(?:,\\!\s*|\{,\}|\\,|\\!|,|[ \u00a0\u2009\u202f](?=\d))\d{3})+)(?!\d|,\d)"
 )
@@ -65,19 +67,16 @@ _SAME = {
     "div": "/", "colon": ":", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "operatorname": "",
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "degree": "degree", "backslash": "setminus",
 }  # fmt: skip
-_TEXT_FUNCTIONS = "sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis"
-FUNCTIONS = frozenset(_TEXT_FUNCTIONS.split())
+FUNCTIONS = names("sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis")
 _NAMES = FUNCTIONS | {"pi", "infty", "arcsin", "arccos", "arctan", "cup", "cap"}
-_TEXT_SHORT_WORDS = (
+SHORT_WORDS = names(
     "yes no one two six ten odd all any none not the nan inf and or is if of to in at an as by we cm mm km kg mg ml ft yd mi "
     "hr min sec lb oz mph day out may"
 )
-SHORT_WORDS = frozenset(_TEXT_SHORT_WORDS.split())
-_TEXT_GREEK_NAMES = (
+_GREEK_NAMES = names(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
-_GREEK_NAMES = frozenset(_TEXT_GREEK_NAMES.split())
 _SIGN_COMMANDS = ("<", ">", "|", "/", ":", "[", "]", "%")
 
 
@@ -104,10 +103,10 @@ def _character(c: str) -> str:
     return "".join(_SIGNS.get(p, p) for p in plain)
 
 
-def tokens(text: str) -> list[Token]:
+def tokens(text: str) -> list[LatexToken]:
     """The tokens of an answer, and an "end" token."""
     text = _joined(characters(text))
-    found: list[Token] = []
+    found: list[LatexToken] = []
     place = 0
     while place < len(text):
         if text[place].isspace() or text[place] in "~$":
@@ -115,7 +114,7 @@ def tokens(text: str) -> list[Token]:
         else:
             new, place = _read(text, place)
             found += new
-    return [*found, Token("end", "")]
+    return [*found, LatexToken("end", "")]
 
 
 def _joined(text: str) -> str:
@@ -132,85 +131,85 @@ def _joined(text: str) -> str:
     return _TRAILING_DOT.sub(" ", _GROUPED.sub(ungrouped, text)).replace("**", "^")
 
 
-Read = tuple[list[Token], int]  # tokens, and the place after them
+Read = tuple[list[LatexToken], int]  # tokens, and the place after them
 
 
 def _read(text: str, place: int) -> Read:
     c, two = text[place], text[place : place + 2]
     if match := _REPEATING.match(text, place) or _NUMBER.match(text, place):
-        return [Token("number", match[0], _value(match))], match.end()
+        return [LatexToken("number", match[0], _value(match))], match.end()
     if c == "\\":
         return _read_command(text, place)
     if match := _RUN.match(text, place):
         return _read_letters(text, match)
     if two in _COMPARISONS:
-        return [Token("command", _COMPARISONS[two])], place + 2
+        return [LatexToken("command", _COMPARISONS[two])], place + 2
     if c in "+-*/^_(){}[]<>=|!,;:%&'":
-        return [Token("sign", c)], place + 1
-    raise Unreadable(f"{c!r} is no sign of mathematics")
+        return [LatexToken("sign", c)], place + 1
+    raise NotMathematics(f"{c!r} is no sign of mathematics")
 
 
 def _read_command(text: str, place: int) -> Read:
     if match := _ENVIRONMENT.match(text, place):
-        return [Token("command", f"{match[1]} {match[2]}")], match.end()
+        return [LatexToken("command", f"{match[1]} {match[2]}")], match.end()
     if match := _WORDS.match(text, place):
         return _words(match["said"], match["bold"] is not None), match.end()
     match = _COMMAND.match(text, place)
     if match is None:
-        raise Unreadable("a backslash at the end")
+        raise NotMathematics("a backslash at the end")
     name, end = _SAME.get(match[1], match[1]), match.end()
     if match[1] in _SPACING:
         return [], end
     if name in ("mathbb", "mathcal"):
         letter = _LETTER_SET.match(text, end)
         if letter is None:
-            raise Unreadable("a blackboard letter is missing")
-        return [Token("command", f"set {letter[1]}")], letter.end()
+            raise NotMathematics("a blackboard letter is missing")
+        return [LatexToken("command", f"set {letter[1]}")], letter.end()
     if name in _GREEK_NAMES:
         return _read_variable(text, end, name)
     kind = "sign" if name in _SIGN_COMMANDS else "words" if name in ("and", "or") else "command"
-    return [Token(kind, name)], end
+    return [LatexToken(kind, name)], end
 
 
-def _words(content: str, bold: bool) -> list[Token]:
+def _words(content: str, bold: bool) -> list[LatexToken]:
     """The tokens of a text box: mathematics if it holds a name or a number, else words."""
     content = " ".join(_joined(content).split())
     is_letter = re.fullmatch("[A-Za-z]", content) and (bold or not content.islower())
     if is_letter or re.fullmatch(r"[-\d.,/ ]+", content) or content in FUNCTIONS | {"e", "i", "infinity"}:
         return tokens(content)[:-1]
-    return [Token("words", content.lower())] if content else []
+    return [LatexToken("words", content.lower())] if content else []
 
 
 def _read_letters(text: str, match: re.Match[str]) -> Read:
     run = match[0]
     if run.lower() in ("infinity", "inf") and len(run) > 3:
-        return [Token("command", "infty")], match.end()
+        return [LatexToken("command", "infty")], match.end()
     if run in _NAMES:
-        return [Token("command", _SAME.get(run, run))], match.end()
+        return [LatexToken("command", _SAME.get(run, run))], match.end()
     if len(run) <= 3 and run.lower() not in SHORT_WORDS:
         return _read_variable(text, match.start() + 1, run[0])
     # The argument of a function may follow without a space: sinx.
     function = run[:-1]
     if function not in _NAMES:
-        return [Token("words", run.lower())], match.end()
-    return [Token("command", _SAME.get(function, function))], match.end() - 1
+        return [LatexToken("words", run.lower())], match.end()
+    return [LatexToken("command", _SAME.get(function, function))], match.end() - 1
 
 
 def _read_variable(text: str, place: int, name: str) -> Read:
     if subscript := _SUBSCRIPT.match(text, place):
         name += "_" + re.sub(r"\s", "", subscript[1] or subscript[2] or "")
         place = subscript.end()
-    return [Token("letter", name)], place
+    return [LatexToken("letter", name)], place
 
 
 def _value(number: re.Match[str]) -> Fraction:
     if len(number[0]) > LONGEST_NUMBER:
-        raise Unreadable("a number is too long")
+        raise NotMathematics("a number is too long")
     if number.re is _REPEATING:
         fixed, period = number[2], number[3]
         start = Fraction(int((number[1] or "0") + fixed), 10 ** len(fixed))
         return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     mantissa, _, power = number[0].lower().partition("e")
     if abs(int(power or 0)) > LONGEST_NUMBER:
-        raise Unreadable("a number is too long")
+        raise NotMathematics("a number is too long")
     return Fraction(mantissa) * Fraction(10) ** int(power or 0)

@@ -9,7 +9,7 @@ sum       products separated by + - \pm
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentgym_envs.math.latex_tokens import FUNCTIONS, Token, Unreadable, tokens
+from agentgym_envs.math.latex_tokens import FUNCTIONS, LatexToken, NotMathematics, names, tokens
 
 DEEPEST = 40  # brackets within brackets
 
@@ -32,34 +32,32 @@ _BASES = dict(zip(["two", "three", "four", "five", "six", "seven", "eight", "nin
 _SETS = {"cup": "union", "cap": "intersection", "setminus": "without"}
 _MATRICES = ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
 _STARTS = ("frac", "sqrt", "binom", "pi", "lfloor", "lceil", "imath", "exp", "{", "infty")
-_TEXT_NO_UNIT = (
+NO_UNIT = names(
     "not or and is if than more less least most about except never no none isn't wrong false either maybe perhaps to over under "
     "above below between fewer greater plus minus times half other but true answer"
 )
-NO_UNIT = frozenset(_TEXT_NO_UNIT.split())
 
 
 def tree(text: str) -> Node:
     reader = _Reader(tokens(text))
     found = reader.listed()
-    if not reader.at("end"):
-        raise Unreadable(f"{reader.now.text!r} in the middle")
+    if reader.now.kind != "end":
+        raise NotMathematics(f"{reader.now.text!r} in the middle")
     return found
 
 
 class _Reader:
     """A recursive descent parser; `place` is the index of the next token."""
 
-    def __init__(self, found: list[Token]):
+    def __init__(self, found: list[LatexToken]):
         self.tokens, self.place, self.depth, self.bars = found, 0, 0, 0
 
     @property
-    def now(self) -> Token:
+    def now(self) -> LatexToken:
         return self.tokens[self.place]
 
     def at(self, *texts: str) -> bool:
-        token = self.now
-        return (token.kind in ("sign", "command") and token.text in texts) or (token.kind == "end" and "end" in texts)
+        return self.now.kind in ("sign", "command") and self.now.text in texts
 
     def skip(self, *texts: str) -> bool:
         """Take the next token if it is one of these."""
@@ -67,16 +65,16 @@ class _Reader:
         self.place += found
         return found
 
-    def take(self) -> Token:
+    def take(self) -> LatexToken:
         token = self.now
         if token.kind == "end":
-            raise Unreadable("it ends too early")
+            raise NotMathematics("it ends too early")
         self.place += 1
         return token
 
     def need(self, *texts: str) -> str:
-        if not self.at(*texts) or "end" in texts:
-            raise Unreadable(f"{texts[0]!r} is missing")
+        if not self.at(*texts):
+            raise NotMathematics(f"{texts[0]!r} is missing")
         return self.take().text
 
     # ---- lists and relations
@@ -121,13 +119,13 @@ class _Reader:
         if not words:
             return found
         if len(words) > 4 or any(word.strip(".,") in NO_UNIT or any(c.isdigit() for c in word[:1]) for word in words):
-            raise Unreadable("words that are no unit")
+            raise NotMathematics("words that are no unit")
         return Node("unit", (found,), " ".join(words))
 
     def sum(self) -> Node:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise Unreadable("too deep")
+            raise NotMathematics("too deep")
         found: Node | None = None
         while found is None or self.at("+", "-", "pm", "mp"):
             sign = self.take().text if self.at("+", "-", "pm", "mp") else ""
@@ -154,7 +152,7 @@ class _Reader:
                 return found
             before = self.tokens[self.place - 1]
 
-    def _beside(self, found: Node, before: Token) -> Node:
+    def _beside(self, found: Node, before: LatexToken) -> Node:
         """The product of adjacent factors, or a mixed number."""
         whole = found.op == "number" and found.value.denominator == 1 and before.kind == "number"
         fraction = self.at("frac")
@@ -166,9 +164,9 @@ class _Reader:
             below = self.factor()
             if below.op == "number":
                 return Node("add", (found, Node("divide", (factor, below))))
-            raise Unreadable("two numbers side by side")
+            raise NotMathematics("two numbers side by side")
         if factor.op == "number" and self.tokens[self.place - 1].kind == "number":
-            raise Unreadable("a number right behind something else")
+            raise NotMathematics("a number right behind something else")
         return Node("multiply", (found, factor))
 
     def _is_factor(self) -> bool:
@@ -226,7 +224,7 @@ class _Reader:
             constant = token.text in ("e", "i")
             return Node("constant" if constant else "symbol", name=token.text)
         if token.kind == "words":
-            raise Unreadable("words")
+            raise NotMathematics("words")
         if self.at("(", "[", "]"):
             return self._bracketed()
         if self.skip("|"):
@@ -277,14 +275,14 @@ class _Reader:
             return Node("set")
         if name == "{":
             items = self.listed()
-            if self.take() != Token("command", "}"):
-                raise Unreadable("a set that is not closed")
+            if self.take() != LatexToken("command", "}"):
+                raise NotMathematics("a set that is not closed")
             return Node("set", items.args if items.op == "list" else (items,))
         if name.startswith("set "):
             return Node("domain", name=name[4:])
         if name.startswith("begin "):
             return self._matrix(name[6:])
-        raise Unreadable(f"{name!r} cannot be compared")
+        raise NotMathematics(f"{name!r} cannot be compared")
 
     def _based(self, digits: str) -> Node:
         """A number in a base, 101_2; it equals only the same digits in the same base."""
@@ -304,7 +302,7 @@ class _Reader:
         if inside.op == "list" and inside.name == ",":
             return Node("row", inside.args, kind)
         if kind not in ("()", "[]") or inside.op == "list":
-            raise Unreadable("brackets that do not fit")
+            raise NotMathematics("brackets that do not fit")
         return inside
 
     def _function(self, name: str) -> Node:
@@ -333,13 +331,13 @@ class _Reader:
         r"""A command's argument, in braces or a single sign: \frac12 is a half."""
         token = self.now
         if token.kind == "number" and split and len(token.text) > 1 and token.text.isdigit():
-            self.tokens[self.place] = Token("number", token.text[1:], Fraction(token.text[1:]))
+            self.tokens[self.place] = LatexToken("number", token.text[1:], Fraction(token.text[1:]))
             return Node("number", name=token.text[0], value=Fraction(token.text[0]))
         return self.atom()
 
     def _matrix(self, kind: str) -> Node:
         if kind not in _MATRICES:
-            raise Unreadable(f"{kind} cannot be compared")
+            raise NotMathematics(f"{kind} cannot be compared")
         rows: list[Node] = []
         while not self.at(f"end {kind}"):
             cells = [self.sum()]

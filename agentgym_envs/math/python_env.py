@@ -28,9 +28,7 @@ class PythonEnv(ToolProblemEnv):
     """A problem with the tool `python`, which fenced Python blocks call too; see `ToolProblemEnv`.
 
     One Python process runs the code of an episode, in a sandbox that `init` acquires (`reset` for later episodes) and
-    the end of the episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once. A
-    later failure ends the episode: as the agent's failure with reward 0.0 if the back end is up, else with
-    `SandboxError`.
+    the end of the episode releases. If the sandbox fails on the first code of an episode, a fresh one is tried once.
     """
 
     max_turns = 8

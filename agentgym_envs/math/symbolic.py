@@ -1,8 +1,6 @@
-r"""Compares an answer in LaTeX with the gold one.
+r"""Compares an answer in LaTeX with the gold one: 0.5 matches \frac12, and 1 < x \le 2 matches (1,2].
 
-0.5 matches \frac12, 1 < x \le 2 matches (1,2], and 25 does not match x^2+y^2=25. A model's text may take long to
-compare despite all bounds, so the comparison runs in another process (`agentgym.processes.isolate`), which imports
-`agentgym_envs.math.symbolic_worker`.
+A model's text may take long to compare despite all bounds, so this runs in a process that imports `symbolic_worker`.
 """
 
 import importlib.util
@@ -27,8 +25,7 @@ def require_mpmath() -> None:
 def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:
     """True if an answer is equivalent to the gold one; see `symbolic_worker`. The comparison is not symmetric.
 
-    An answer is wrong if it is too long, cannot be parsed, takes longer than `seconds` to compare, or crashes the
-    comparison.
+    An answer that is too long, cannot be parsed, or takes longer than `seconds` to compare is wrong.
     """
     gold, answer = plain(gold), plain(answer)
     if not gold or not answer or max(len(gold), len(answer)) > LONGEST_ANSWER:

@@ -1,7 +1,6 @@
-r"""Compares answers by rules for each form; runs in a worker process, and imports `mpmath`.
+r"""Compares answers by the form of the gold one: a number, an expression, an equation, a point, an interval, a set, ...
 
-The form of the gold answer decides: a number, an expression, an equation, a point, an interval, a set, a matrix, a
-word.
+Runs in a worker process, and imports `mpmath`.
 """
 
 import logging
@@ -26,7 +25,7 @@ from agentgym_envs.math.expressions import (
     symbols,
     value,
 )
-from agentgym_envs.math.latex_tokens import Unreadable, characters
+from agentgym_envs.math.latex_tokens import NotMathematics, characters
 from agentgym_envs.math.latex_tree import Node, tree
 from agentgym_envs.math.regions import TURNED, is_region, same_region
 
@@ -52,7 +51,7 @@ def same(gold: str, answer: str) -> bool:
     """True if an answer matches the gold one. Texts that cannot be parsed match only if their words do."""
     try:
         wanted = _read(gold)
-    except (Unreadable, RecursionError):
+    except (NotMathematics, RecursionError):
         return bool(_wording(gold)) and _wording(gold) == _wording(answer)
     if wanted.op == "symbol" and _wording(gold) == _wording(answer) and len(wanted.name) == 1:
         return True
@@ -123,7 +122,7 @@ def _once_each(items: list[Node]) -> list[Node]:
 
 def _bounded(items: list[Node]) -> list[Node]:
     if len(items) > MOST_ITEMS:
-        raise Unreadable("a list that is too long")
+        raise NotMathematics("a list that is too long")
     return items
 
 
@@ -264,7 +263,7 @@ def _near(exact: Node, decimal: Node) -> bool:
 
 
 def _same_relation(gold: Node, answer: Node) -> bool:
-    """True if an answer matches the gold one, where at least one of them is a relation.
+    """At least one of the two is a relation.
 
     An equation that names a value ("x = 5", "AB = 5") matches that value, in both directions. Any other gold equation
     needs an equation with the same solutions: the sides differ by a constant factor.

@@ -150,11 +150,5 @@ class ToolProblemEnv(ProblemEnv):
             told = self.hint if stated is None else f"I cannot read the answer: {stated.problem}."
             return self.outcome(told, success=False)
         right = self.judge(stated.text)
-        return self.outcome(
-            "Correct." if right else "Wrong.",
-            float(right),
-            terminated=True,
-            success=right,
-            answer=stated.text,
-            expected=str(self.current_task.answer),
-        )
+        info = {"success": right, "answer": stated.text, "expected": str(self.current_task.answer)}
+        return self.outcome("Correct." if right else "Wrong.", float(right), terminated=True, **info)

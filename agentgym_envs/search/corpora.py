@@ -1,7 +1,11 @@
-"""Corpora by name: passages with an id, a title and a text, each corpus read and indexed once per process.
+"""Corpora by name, each read and indexed once per process, and the questions that they answer.
 
-"own" is the project's, 81 passages about a country that does not exist. "xquad" and "hotpot_qa" are the paragraphs of those
-data sets. Any other name is the path of a JSON Lines file.
+"own" is the project's, 81 passages about a country that does not exist; "xquad" and "hotpot_qa" are the paragraphs of
+those data sets. Any other name is the path of a JSON Lines file.
+
+A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and
+`metadata["hops"]` is a chain of searches that leads there: a query and the id of its passage each.
+`metadata["difficulty"]` is the chain's length.
 """
 
 import importlib.util
@@ -9,14 +13,19 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentgym import datasets
+from agentgym.core.messages import text_of, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym_envs.data_sets import HOTPOT, XQUAD
 from agentgym_envs.search.bm25 import Index
-from agentgym_envs.search.questions import hotpot_passages, xquad_passages
-from agentgym_envs.splits import own_records
+from agentgym_envs.settings import check_choice
+from agentgym_envs.splits import check_split, own_records, own_tasks, split_of
 
+DATA = ("auto", "own", "xquad", "hotpot_qa")
 T = TypeVar("T")
 Passage = Mapping[str, str]  # id, title, text
 
@@ -34,17 +43,11 @@ os.register_at_fork(after_in_child=_new_lock)
 
 
 def passages_of(name: str) -> tuple[Passage, ...]:
-    """The passages of a corpus; read once per process.
-
-    Args:
-        name: "own", "xquad", "hotpot_qa", or a path ending in ".jsonl", whose lines are objects with `id`, and either `title`
-            and `text` or `contents`, whose first line is then the title.
-    """
+    """The passages of a corpus; a file's lines have `id`, and either `title` and `text` or `contents` (title first)."""
     return _once(_corpora, name, lambda: _read(name))
 
 
 def index_of(name: str) -> Index:
-    """The BM25 index of a corpus; built once per process, and only read after that."""
     require_bm25s()
     return _once(_indexes, name, lambda: Index(passages_of(name)))
 
@@ -83,9 +86,9 @@ def _read(name: str) -> tuple[Passage, ...]:
     if name == "own":
         passages: list[Passage] = [*own_records("agentgym_envs.search", "own/passages.jsonl")]
     elif name == "xquad":
-        passages = [*xquad_passages()]
+        passages = _xquad_passages()
     elif name == "hotpot_qa":
-        passages = [*hotpot_passages()]
+        passages = _hotpot_passages()
     elif name.endswith(".jsonl"):
         passages = _from_file(Path(name))
     else:
@@ -112,3 +115,129 @@ def _from_file(path: Path) -> list[Passage]:
                     f"{path}:{number}: not a passage, which has an id, and a title and a text or contents: {error!r}"
                 ) from error
     return passages
+
+
+# ---- questions
+
+
+def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
+    """The tasks of a split; `source` says where they come from. "auto" is XQuAD if its file is there, else own."""
+    check_split("search", split)
+    check_choice("data", data, DATA)
+    if data == "hotpot_qa":
+        return TaskSet(_hotpot_tasks(split), name=f"search/{split}", source=str(datasets.locate(HOTPOT)))
+    if data == "xquad" or (data == "auto" and datasets.locate(XQUAD)):
+        return TaskSet(_xquad_tasks(split), name=f"search/{split}", source=str(datasets.locate(XQUAD)))
+    tasks = own_questions(split)
+    if data == "auto":
+        datasets.tell_shipped(tasks, 'For XQuAD run "agentgym data get xquad".')
+    return tasks
+
+
+def own_questions(split: str) -> TaskSet:
+    source = "the project's own questions"
+    return own_tasks("agentgym_envs.search", "own/questions.jsonl", split, _own_task, name="search", source=source)
+
+
+def golds_of(task: Task) -> list[str]:
+    if not task.messages:
+        raise ValueError(f"task {task.id!r} has no messages: the question is missing")
+    golds = [task.answer] if isinstance(task.answer, str) else task.answer
+    if not isinstance(golds, list | tuple) or not golds or not all(isinstance(g, str) and g.strip() for g in golds):
+        raise ValueError(
+            f"task {task.id!r}: the answer must be a text or a list of texts that all count, not {golds!r:.100}"
+        )
+    return list(golds)
+
+
+def queries_of(task: Task) -> list[str]:
+    hops: Any = task.metadata.get("hops")
+    if hops:
+        return [str(hop["query"]) for hop in hops]
+    return [text_of(task.messages[-1])]
+
+
+def _own_task(record: dict[str, Any], id: str) -> Task:
+    hops = record["hops"]
+    metadata = {"split": record["split"], "corpus": "own", "hops": hops, "difficulty": len(hops)}
+    return Task(id, (user(record["question"]),), record["answers"], metadata=metadata)
+
+
+# ---- HotpotQA (distractor, validation): 7,405 questions over two Wikipedia paragraphs each
+
+
+def _hotpot_passages() -> list[Passage]:
+    """Every paragraph that stands beside a question, each once; its id is its title."""
+    found: dict[str, Passage] = {}
+    for record in _hotpot_records():
+        context = record["context"]
+        for title, sentences in zip(context["title"], context["sentences"], strict=True):
+            found.setdefault(title, {"id": title, "title": title, "text": "".join(sentences).strip()})
+    return list(found.values())
+
+
+def _hotpot_tasks(split: str) -> list[Task]:
+    """A question belongs to "test" or "train" as `split_of` says of its id."""
+    found = []
+    for record in _hotpot_records():
+        if split_of(record["id"]) != split:
+            continue
+        hops = [{"query": title, "passage": title} for title in dict.fromkeys(record["supporting_facts"]["title"])]
+        metadata = {"split": split, "corpus": "hotpot_qa", "type": record.get("type", ""), "hops": hops}
+        if record.get("type"):
+            metadata["tags"] = [record["type"]]
+        if record.get("level"):
+            metadata["difficulty"] = record["level"]
+        asked = (user(record["question"]),)
+        found.append(Task(f"hotpot-{record['id']}", asked, [record["answer"]], metadata=metadata))
+    return found
+
+
+def _hotpot_records() -> Iterator[dict[str, Any]]:
+    path = datasets.require("hotpot_qa", HOTPOT)
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                _ = record["id"], record["question"], record["answer"], record["supporting_facts"]["title"]
+                _ = record["context"]["title"], record["context"]["sentences"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}:{number}: not a row of hotpotqa/hotpot_qa: {error!r}") from error
+            yield record
+
+
+# ---- XQuAD in English: 240 paragraphs of 48 Wikipedia articles, and 1,190 questions of one paragraph each
+
+
+def _xquad_passages() -> list[Passage]:
+    """The paragraphs: "xquad-03-1" is the second of the fourth article."""
+    return [
+        {"id": id, "title": title, "text": str(paragraph["context"])} for id, title, paragraph in _xquad_paragraphs()
+    ]
+
+
+def _xquad_tasks(split: str) -> list[Task]:
+    """An article belongs to "test" or "train" as `split_of` says of its title."""
+    found = []
+    for id, title, paragraph in _xquad_paragraphs():
+        if split_of(title) != split:
+            continue
+        for asked in paragraph["qas"]:
+            question = " ".join(asked["question"].split())
+            golds = list(dict.fromkeys(answer["text"] for answer in asked["answers"]))
+            hops = [{"query": question, "passage": id}]
+            metadata = {"split": split, "corpus": "xquad", "article": title, "hops": hops}
+            found.append(Task(f"xquad-{asked['id']}", (user(question),), golds, metadata=metadata))
+    return found
+
+
+def _xquad_paragraphs() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The id, the article's title and the content of each paragraph in `XQUAD`, which is in its official form."""
+    path = datasets.require("xquad", XQUAD)
+    try:
+        for number, article in enumerate(json.loads(path.read_text(encoding="utf-8"))["data"]):
+            for place, paragraph in enumerate(article["paragraphs"]):
+                _ = paragraph["context"], [(q["id"], q["question"], q["answers"]) for q in paragraph["qas"]]
+                yield f"xquad-{number:02}-{place}", article["title"].replace("_", " "), paragraph
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not XQuAD in its official form: {error!r}") from error

@@ -12,8 +12,7 @@ from agentgym.core.messages import Action, Observation, assistant, instructed, t
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import ToolError, ToolSet
-from agentgym_envs.search.corpora import require_bm25s
-from agentgym_envs.search.questions import DATA, golds_of, load_questions, queries_of
+from agentgym_envs.search.corpora import DATA, golds_of, load_questions, queries_of, require_bm25s
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
 from agentgym_envs.settings import check_choice
 
@@ -60,21 +59,15 @@ class Search(Env):
             raise ValueError(
                 f"topk and passage_chars must be at least 1 and timeout positive, not {topk}, {passage_chars}, {timeout}"
             )
-        self._kind = retriever
-        self._corpus = corpus
-        self._topk = topk
-        self._passage_chars = passage_chars
-        self._reward = reward
-        self._timeout = timeout
-        self._backend = sandbox
+        self._kind, self._corpus, self._timeout, self._backend = retriever, corpus, timeout, sandbox
+        self._topk, self._passage_chars, self._reward = topk, passage_chars, reward
         self.sandbox_image = "search" if retriever == "sandbox" else None
         self._toolset = ToolSet([self.search])
         self.tools = self._toolset.schemas  # type: ignore[misc]
         self._retriever: Retriever | None = None
         self._opened: str | None = None  # the corpus of the retriever
         self._golds: list[str] = []
-        self._searches = 0
-        self._searches_before = 0  # those of earlier replies
+        self._searches = self._searches_before = 0  # in all replies, and in the earlier ones
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
@@ -110,17 +103,10 @@ class Search(Env):
             return self._goes_on(f"Error: {stated.problem}" if stated else HINT)
         answer = stated.text
         em, overlap = exact_match(answer, self._golds), f1(answer, self._golds)
-        return self.outcome(
-            "Correct." if em else "Wrong.",
-            em if self._reward == "em" else overlap,
-            terminated=True,
-            success=bool(em),
-            em=em,
-            f1=overlap,
-            searches=self._searches,
-            answer=answer,
-            expected=self._golds[0],
-        )
+        info: dict[str, Any] = {"success": bool(em), "em": em, "f1": overlap, "searches": self._searches}
+        info |= {"answer": answer, "expected": self._golds[0]}
+        earned = em if self._reward == "em" else overlap
+        return self.outcome("Correct." if em else "Wrong.", earned, terminated=True, **info)
 
     def close(self) -> None:
         self._leave()

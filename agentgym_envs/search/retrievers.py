@@ -20,8 +20,7 @@ from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, Session
 from agentgym_envs.search import bm25
 from agentgym_envs.search.corpora import Passage, corpus_lines, index_of, passage_of
 
-ATTEMPTS = 3
-FIRST_WAIT = 0.25  # seconds before the second attempt; doubled before the third
+WAITS = (0.25, 0.5)  # seconds before the second and the third attempt
 LONGEST_ANSWER = 16 << 20  # bytes
 BUSY = (429, 500, 502, 503, 504)
 PROGRAM, CORPUS = "/private/bm25.py", "/private/corpus.jsonl"
@@ -81,13 +80,9 @@ class LocalRetriever(Retriever):
 
 
 class HttpRetriever(Retriever):
-    """Any server that answers `POST {"queries": [query], "topk": k, "return_scores": true}`.
+    """Any server that answers `POST {"queries": [query], "topk": k, "return_scores": true}` at a URL with its path.
 
-    A server that does not answer in time, refuses the connection, or is busy (429, 5xx) is asked `ATTEMPTS` times.
-
-    Args:
-        url: where to post, with its path: "http://localhost:8000/retrieve".
-        timeout: seconds that each attempt may take.
+    One that does not answer within `timeout` seconds, refuses the connection, or is busy (429, 5xx) is asked thrice.
     """
 
     def __init__(self, url: str, timeout: float):
@@ -102,8 +97,8 @@ class HttpRetriever(Retriever):
             raise RetrieverError(f"the retriever {self._url} {error}") from error
 
     def _asked(self, body: bytes) -> Any:
-        wait = FIRST_WAIT
-        for attempt in range(1, ATTEMPTS + 1):
+        for wait in (0.0, *WAITS):
+            time.sleep(wait)
             try:
                 return self._ask(body)
             except urllib.error.HTTPError as error:
@@ -112,10 +107,7 @@ class HttpRetriever(Retriever):
                 problem = f"answered {error.code}"
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
                 problem = f"cannot be reached: {getattr(error, 'reason', error)!r}"
-            if attempt < ATTEMPTS:
-                time.sleep(wait)
-                wait *= 2
-        raise RetrieverError(f"{problem} (asked {ATTEMPTS} times, {self._timeout:g} s each at most)")
+        raise RetrieverError(f"{problem} (asked {1 + len(WAITS)} times, {self._timeout:g} s each at most)")
 
     def _ask(self, body: bytes) -> Any:
         """One attempt. The limit of the socket is for each piece; the clock is for all of them."""

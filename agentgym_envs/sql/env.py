@@ -64,7 +64,6 @@ class SQL(Env):
         check_choice("sql: schema", schema, ("full", "names"))
         for name, value, least in (("rows", rows, 1), ("cell", cell, 1), ("seconds", seconds, 0.001)):
             check_number(f"sql: {name}", value, least, 10_000)
-        self.data = data
         self.schema = schema
         self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox

@@ -107,16 +107,14 @@ def _hint(message: str, query: str, database: Database) -> str:
 
 def _about_column(name: str, database: Database) -> str:
     column = name.rpartition(".")[2].strip('"')
-    having = [
-        f"{table.name}.{item.name}"
-        for table in database.tables
-        for item in table.columns
-        if item.name.lower() == column.lower()
-    ]
+    known = [(table.name, item.name) for table in database.tables for item in table.columns]
+    having = [f"{table}.{name}" for table, name in known if name.lower() == column.lower()]
     if having:
         return f"There is {', '.join(having)}: join that table, or check the alias."
-    every = sorted({item.name for table in database.tables for item in table.columns})
-    return _nearest(column, every).strip() or "Look at the columns with PRAGMA table_info(table)."
+    return (
+        _nearest(column, sorted({name for _, name in known})).strip()
+        or "Look at the columns with PRAGMA table_info(table)."
+    )
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -37,9 +37,7 @@ READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer", "sqlite_log"}
 FORMATS = ("printf", "format")
-WIDE = re.compile(
-    r"%[^a-zA-Z%]*(?:\*|\d{5})"
-)  # a width that takes seconds to write, and SQLite asks no clock meanwhile
+WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")  # such a width takes seconds to write, in which SQLite asks no clock
 CLOCKS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
 OPCODES = 2_000  # of SQLite's VM between two looks at the clock; well under a millisecond
 
@@ -83,9 +81,7 @@ def _open(path: str, refused: list[str], end: float) -> sqlite3.Connection:
     # Sorting and temporary tables stay in memory, and all memory is bounded: nothing is written anywhere.
     for setting in (f"hard_heap_limit={HEAP}", "temp_store=2", "query_only=1", "trusted_schema=0", "cell_size_check=1"):
         db.execute(f"PRAGMA {setting}").fetchall()
-    db.execute(
-        "SELECT count(*) FROM sqlite_master"
-    ).fetchall()  # a file that is no database fails here, not in the query
+    db.execute("SELECT count(*) FROM sqlite_master").fetchall()  # what is no database fails here, not in the query
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     _put_in_place(db, refused)
     for limit, value in LIMITS.items():
@@ -123,14 +119,13 @@ def _put_in_place(db: sqlite3.Connection, refused: list[str]) -> None:
 
 
 def _permit(action: int, first: str | None, second: str | None, refused: list[str]) -> int:
-    if action in READING:
-        return sqlite3.SQLITE_OK
-    # SQLite itself does this to set up json_each or pragma_table_info; query_only stops a query that tries it.
-    if action == sqlite3.SQLITE_UPDATE and first == "sqlite_master":
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in REFUSED_FUNCTIONS:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_PRAGMA and str(first).lower() in PRAGMAS:
+    if (
+        action in READING
+        # SQLite itself does this to set up json_each or pragma_table_info; query_only stops a query that tries it.
+        or (action == sqlite3.SQLITE_UPDATE and first == "sqlite_master")
+        or (action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in REFUSED_FUNCTIONS)
+        or (action == sqlite3.SQLITE_PRAGMA and str(first).lower() in PRAGMAS)
+    ):
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION:
         refused.append(f"the function {second} is switched off")

@@ -21,13 +21,10 @@ ORDER_WORDS = ("order", "ordered", "sort", "sorted", "alphabetically", "ascendin
 
 
 def load_questions(split: str = "train", data: str = "auto") -> TaskSet:
-    """The questions of a split.
+    """The questions of a split; "auto" is defog if its files are found, else own with a notice.
 
     A task has the question as its message, gold queries as its answer (a list, any is right), and in its metadata
     `database` and `ordered`, true if the order of rows counts.
-
-    Args:
-        data: "defog", "chinook" or "own"; "auto" is defog if its files are found, else own with a notice.
     """
     check_split("sql", split)
     check_choice("sql: data", data, SOURCES)
@@ -62,25 +59,21 @@ def _defog(path: Path, split: str) -> TaskSet:
         rows = list(csv.DictReader(lines))
     tasks = []
     for place, row in enumerate(rows):
-        name = row["db_name"]
+        name, question = row["db_name"], row["question"].strip()
         if ("test" if name in DEFOG_TEST else "train") != split or place in WITHOUT_TABLE | FINDS_NOTHING:
             continue
-        if datasets.locate(DEFOG.format(name)) is not None:
-            tasks.append(_defog_task(row, place, split))
+        if datasets.locate(DEFOG.format(name)) is None:
+            continue
+        if row["instructions"]:
+            question = f"{question}\n\n{row['instructions'].strip()}"
+        words = row["question"].lower().replace(",", " ").replace(".", " ").split()
+        about = {
+            "split": split,
+            "database": f"defog/{name}",
+            "category": row["query_category"],
+            "tags": [row["query_category"]],
+            "ordered": any(word in ORDER_WORDS for word in words),
+        }
+        golds = [query.strip() for query in row["query"].split(";") if query.strip()]
+        tasks.append(Task(f"defog-{place}", (user(question),), golds, metadata=about))
     return TaskSet(tasks, name=f"sql/{split}", source=str(path))
-
-
-def _defog_task(row: dict[str, str], place: int, split: str) -> Task:
-    question = row["question"].strip()
-    if row["instructions"]:
-        question = f"{question}\n\n{row['instructions'].strip()}"
-    words = row["question"].lower().replace(",", " ").replace(".", " ").split()
-    about = {
-        "split": split,
-        "database": f"defog/{row['db_name']}",
-        "category": row["query_category"],
-        "tags": [row["query_category"]],
-        "ordered": any(word in ORDER_WORDS for word in words),
-    }
-    golds = [query.strip() for query in row["query"].split(";") if query.strip()]
-    return Task(f"defog-{place}", (user(question),), golds, metadata=about)

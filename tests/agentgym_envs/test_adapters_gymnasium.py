@@ -24,7 +24,7 @@ from agentgym.rollout.episode import Episode as RunEpisode
 from agentgym.rollout.episode import run_episode, run_many
 from agentgym_envs.adapters.gymnasium import (
     GymnasiumEnv,
-    Unreadable,
+    InvalidAction,
     action_of,
     check_actions,
     description_of,
@@ -428,7 +428,7 @@ def test_what_is_written_is_read_again(space):
     ],
 )
 def test_values_that_are_not_in_the_space_are_refused(space, said):
-    with pytest.raises(Unreadable, match="answer with"):
+    with pytest.raises(InvalidAction, match="answer with"):
         action_of(space, said)
 
 
@@ -440,7 +440,7 @@ def test_values_that_are_not_in_the_space_are_refused(space, said):
 def test_any_reply_is_an_action_or_is_refused(space, said):
     try:
         value = action_of(space, said)
-    except Unreadable:
+    except InvalidAction:
         return
     assert space.contains(value)
 

@@ -142,7 +142,7 @@ SNOOPING = {
     ),
     "patching json": "import json\njson.dumps = lambda *a, **k: '[\"value\",[9,[null],{}]]'\ndef square(x):\n    return 1\n",
     "patching every module": (
-        "import sys\nfor module in list(sys.modules.values()):\n    for name in ('grade', 'Judge', 'main', 'decode', 'hold'):\n"
+        "import sys\nfor module in list(sys.modules.values()):\n    for name in ('grade', 'AssertionCounter', 'main', 'decode', 'hold'):\n"
         "        setattr(module, name, lambda *a, **k: 9)\ndef square(x):\n    return 1\n"
     ),
     "writing a report everywhere": (

@@ -24,8 +24,8 @@ from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import run_episode
 from agentgym_envs import register_all, search
 from agentgym_envs.search import corpora
+from agentgym_envs.search.corpora import load_questions, own_questions
 from agentgym_envs.search.env import NOTHING
-from agentgym_envs.search.questions import load_questions, own_questions
 from agentgym_envs.search.retrievers import RetrieverError
 
 README = Path(search.__file__).with_name("README.md").read_text(encoding="utf-8")
@@ -357,7 +357,7 @@ class TestAnswer:
 
 class TestFailure:
     def test_a_retriever_that_cannot_be_reached_fails_the_episode_and_is_no_wrong_answer(self, monkeypatch):
-        monkeypatch.setattr("agentgym_envs.search.retrievers.FIRST_WAIT", 0.01)
+        monkeypatch.setattr("agentgym_envs.search.retrievers.WAITS", (0.01, 0.01))
         env = started(retriever="http://127.0.0.1:9/retrieve", timeout=1)
         with pytest.raises(RetrieverError, match=r"http://127.0.0.1:9/retrieve cannot be reached"):
             env.step(call("otter"))

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym_envs.search import bm25, corpora
-from agentgym_envs.search.corpora import index_of, passages_of
-from agentgym_envs.search.questions import load_questions, own_questions
+from agentgym_envs.search.corpora import index_of, load_questions, own_questions, passages_of
 from agentgym_envs.search.retrievers import HttpRetriever, LocalRetriever, RetrieverError, open_retriever
 
 REAL = pytest.mark.data
@@ -122,7 +121,7 @@ class TestIndex:
     def test_another_process_with_another_hash_seed_finds_the_same(self):
         code = (
             "import json\nfrom agentgym_envs.search.corpora import index_of\n"
-            "from agentgym_envs.search.questions import own_questions\n"
+            "from agentgym_envs.search.corpora import own_questions\n"
             "seen = [[[p['id'], s] for p, s in index_of('own').search(t.messages[0]['content'], 20)]"
             " for t in own_questions('train')]\nprint(json.dumps(seen))"
         )
@@ -255,7 +254,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr("agentgym_envs.search.retrievers.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("agentgym_envs.search.retrievers.WAITS", (0.01, 0.01))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as made:
         made.faults, made.seen = [], []
         made.url = f"http://127.0.0.1:{made.server_port}/retrieve"
@@ -294,7 +293,7 @@ class TestHttp:
         assert len(server.seen) == 1
 
     def test_nobody_there_is_an_error_within_the_limits(self, monkeypatch):
-        monkeypatch.setattr("agentgym_envs.search.retrievers.FIRST_WAIT", 0.01)
+        monkeypatch.setattr("agentgym_envs.search.retrievers.WAITS", (0.01, 0.01))
         start = time.monotonic()
         with pytest.raises(RetrieverError, match="cannot be reached"):
             HttpRetriever("http://127.0.0.1:9/retrieve", 1).search("copper", 1)

@@ -12,7 +12,7 @@ from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
 from agentgym_envs.search import retrievers
-from agentgym_envs.search.questions import own_questions
+from agentgym_envs.search.corpora import own_questions
 from agentgym_envs.search.retrievers import LocalRetriever, SandboxRetriever
 
 register_all()

@@ -6,8 +6,7 @@ import sqlite3
 
 import pytest
 
-from agentgym_envs.sql.gold import ranking_of
-from agentgym_envs.sql.results import same_result
+from agentgym_envs.sql.gold import ranking_of, same_result
 
 ROWS = [
     (1, "ann", "x", 5),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym_envs.sql.results import Segment, same_result
+from agentgym_envs.sql.gold import Segment, same_result
 
 INF = float("inf")
 

@@ -13,17 +13,11 @@ from agentgym_envs.splits import check_split
 
 
 class CodeHumanEval(CodeEnv):
-    """HumanEval over several turns, with public tests from the docstring and hidden tests at the end.
-
-    Settings, replies and rewards are those of `CodeEnv`.
-    """
+    """HumanEval over several turns, with public tests from the docstring and hidden tests at the end; see `CodeEnv`."""
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:
-        """HumanEval's 164 problems as "test", the shipped tasks as "train": HumanEval is for testing only.
-
-        Docstring examples in interpreter-session form become the public tests.
-        """
+        """HumanEval's 164 problems as "test", the shipped tasks as "train": HumanEval is for testing only."""
         check_choice("data", data, cls.DATA)
         check_split("code_humaneval", split)
 
@@ -37,7 +31,6 @@ class CodeHumanEval(CodeEnv):
 
 
 def _humaneval_task(record: dict[str, Any], place: int) -> Task:
-    """A task from a HumanEval record, whose tests are its function `check`."""
     prompt, name = record["prompt"], record["entry_point"]
     problem = Problem(
         names=(name,),

@@ -113,7 +113,8 @@ class _Side:
             self.send(["value", value])
         except BaseException as error:
             known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
-            self.send(["raise", next(known, Exception).__name__, _args_of(error), self._explain(error)])
+            args = _safely(lambda caught: [encode(arg, str) for arg in caught.args], error, [])
+            self.send(["raise", next(known, Exception).__name__, args, self._explain(error)])
 
     def encode(self, value: Any) -> Any:
         return encode(value, self.refer)
@@ -159,13 +160,11 @@ class _Side:
             where = "" if name in ("", "<module>") else f", in {name}"
             line = self.lines[number - 1].strip()[:_TEXT] if 0 < number <= len(self.lines) else ""
             shown.append(f"  line {number - self.before}{where}: {line}")
-        text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
+        text = error.msg if isinstance(error, SyntaxError) else _safely(str, error, "")
         return "\n".join([f"{type(error).__name__}: {text:.{_TEXT}}".rstrip(": "), *shown])
 
 
-class _Callback:
-    """A function of a test, as the submission sees it."""
-
+class _Callback:  # a function of a test, as the submission sees it
     def __init__(self, side: _Side, key: int):
         self.side, self.key = side, key
 
@@ -173,15 +172,8 @@ class _Callback:
         return self.side.call_back(self.key, args, kwargs)
 
 
-def _args_of(error: BaseException) -> list[Any]:
+def _safely(work: Callable[[Any], Any], value: Any, otherwise: Any) -> Any:
     try:
-        return [encode(arg, str) for arg in error.args]
+        return work(value)
     except Exception:
-        return []
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
+        return otherwise

@@ -64,7 +64,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
         import random  # slow to import
 
         random.seed(0)
-    judge = Judge()
+    judge = AssertionCounter()
     tests = [judge.prepare(test) for test in request["tests"]]
     expected = judge.expected
     setup = judge.prepare(request["setup"])
@@ -103,7 +103,7 @@ def grade(nursery: Nursery, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_tests(link: Link, judge: Judge, setup: Any, tests: list[Any], names: list[str]) -> None:
+def _run_tests(link: Link, judge: AssertionCounter, setup: Any, tests: list[Any], names: list[str]) -> None:
     """Run each test against the submission; a submission that ended is loaded again for the next test."""
     namespace: dict[str, Any] = {}
     ready = 0  # the process that the namespace belongs to
@@ -134,7 +134,7 @@ def _take(link: Link, namespace: dict[str, Any], names: list[str], defined: list
             namespace[name] = link.ask("get", name)
 
 
-class Judge(ast.NodeTransformer):
+class AssertionCounter(ast.NodeTransformer):
     """Counts assertions, each in `_WRAPPED`. It is in the tests' namespace, which the submission never sees."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Values as JSON and back, and frames for them: the protocol of grader and submission.
 
-Only plain data is sent, and rebuilt from its content. So the grader always compares real ints, strings and lists, never
-objects whose methods the submission wrote. Any other object stays in its process and is sent as a reference.
+Only plain data is sent, and rebuilt from its content: the grader never compares objects whose methods the submission
+wrote. Any other object stays in its process and is sent as a reference.
 """
 
 from __future__ import annotations

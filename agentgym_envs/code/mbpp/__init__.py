@@ -15,10 +15,7 @@ SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(51
 
 
 class CodeMBPP(CodeEnv):
-    """MBPP over several turns, with one public test and hidden tests at the end.
-
-    Settings, replies and rewards are those of `CodeEnv`.
-    """
+    """MBPP over several turns, with one public test and hidden tests at the end; see `CodeEnv`."""
 
     @classmethod
     def default_tasks(cls, split: str = "train", data: str = "auto") -> TaskSet:

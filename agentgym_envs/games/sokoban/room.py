@@ -17,7 +17,7 @@ WALL, FLOOR, TARGET, BOX, BOX_HOME, PLAYER, PLAYER_HOME = "#_.$*@+"
 
 
 @dataclass(frozen=True)
-class Room:
+class SokobanRoom:
     """The immovable part of a level. Cells are numbered row by row; the border is wall, so every neighbour is a cell."""
 
     columns: int
@@ -29,7 +29,7 @@ class Room:
         return -self.columns, self.columns, -1, 1
 
 
-def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
+def parse_level(level: str) -> tuple[SokobanRoom, int, frozenset[int]]:
     """The room, the player's cell and the boxes' cells of a level."""
     rows = level.replace(" ", FLOOR).split("\n")
     columns = len(rows[0])
@@ -45,7 +45,7 @@ def parse_level(level: str) -> tuple[Room, int, frozenset[int]]:
     targets = frozenset(i for i, sign in enumerate(cells) if sign in (TARGET, BOX_HOME, PLAYER_HOME))
     if len(players) != 1 or not boxes or len(boxes) != len(targets):
         raise ValueError(f"sokoban: a level has one player, and as many targets as boxes, at least one: {level!r}")
-    return Room(columns, tuple(sign == WALL for sign in cells), targets), players[0], boxes
+    return SokobanRoom(columns, tuple(sign == WALL for sign in cells), targets), players[0], boxes
 
 
 def content(level: str) -> str:
@@ -54,7 +54,7 @@ def content(level: str) -> str:
     return least_form(level.translate(moving))
 
 
-def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[int, frozenset[int]] | None:
+def moved(room: SokobanRoom, player: int, boxes: frozenset[int], step: int) -> tuple[int, frozenset[int]] | None:
     """Player and boxes after a step; None if a wall or an unpushable box blocks it."""
     ahead = player + step
     if room.walls[ahead]:
@@ -67,7 +67,7 @@ def moved(room: Room, player: int, boxes: frozenset[int], step: int) -> tuple[in
     return ahead, (boxes - {ahead}) | {beyond}
 
 
-def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
+def drawn(room: SokobanRoom, player: int, boxes: frozenset[int]) -> str:
     signs = [WALL if wall else FLOOR for wall in room.walls]
     for cell in room.targets:
         signs[cell] = TARGET
@@ -81,7 +81,7 @@ def drawn(room: Room, player: int, boxes: frozenset[int]) -> str:
 
 
 @lru_cache(maxsize=64)
-def push_distances(room: Room) -> tuple[tuple[int, ...], ...]:
+def push_distances(room: SokobanRoom) -> tuple[tuple[int, ...], ...]:
     """For each target, the fewest pushes from each cell to it in an otherwise empty room; `NEVER` if impossible."""
     tables = []
     for target in sorted(room.targets):
@@ -108,7 +108,7 @@ def _bound(boxes: frozenset[int], tables: tuple[tuple[int, ...], ...]) -> int:
     return sum(min(table[box] for table in tables) for box in boxes)
 
 
-def _walk(room: Room, player: int, boxes: frozenset[int]) -> dict[int, int]:
+def _walk(room: SokobanRoom, player: int, boxes: frozenset[int]) -> dict[int, int]:
     """Steps from the player to each reachable cell."""
     walls, steps = room.walls, room.steps
     far = {player: 0}
@@ -122,7 +122,7 @@ def _walk(room: Room, player: int, boxes: frozenset[int]) -> dict[int, int]:
     return far
 
 
-def _wedged(room: Room, boxes: frozenset[int], pushed: int) -> bool:
+def _wedged(room: SokobanRoom, boxes: frozenset[int], pushed: int) -> bool:
     """True if the pushed box is in a 2 x 2 block of walls and boxes with a box off its target: a dead end."""
     walls, targets, columns = room.walls, room.targets, room.columns
     for corner in (pushed, pushed - 1, pushed - columns, pushed - columns - 1):
@@ -134,7 +134,7 @@ def _wedged(room: Room, boxes: frozenset[int], pushed: int) -> bool:
     return False
 
 
-def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[int, int, int, frozenset[int]]]:
+def _pushes(room: SokobanRoom, player: int, boxes: frozenset[int]) -> Iterator[tuple[int, int, int, frozenset[int]]]:
     """Reachable pushes that are no immediate dead end: walked steps, box's cell, direction, boxes after."""
     far = _walk(room, player, boxes)
     walls, steps = room.walls, room.steps
@@ -149,15 +149,14 @@ def _pushes(room: Room, player: int, boxes: frozenset[int]) -> Iterator[tuple[in
                 yield walked, box, direction, after
 
 
-def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1) -> list[str] | None:
-    """Directions that bring every box onto a target; None if no plan was found.
+def solve(
+    room: SokobanRoom, player: int, boxes: frozenset[int], *, limit: int = 20_000, weight: int = 1
+) -> list[str] | None:
+    """Directions that bring every box onto a target; None if `limit` positions were expanded without a plan.
 
     An A* search over pushes, with the number of moves as cost. The heuristic is the cheapest assignment of boxes to
-    targets, each box alone in the room. It never exceeds the true cost.
-
-    Args:
-        limit: positions to expand before giving up.
-        weight: 1 finds a shortest plan; a larger weight finds some plan sooner.
+    targets, each box alone in the room. It never exceeds the true cost, so a `weight` of 1 finds a shortest plan; a
+    larger one finds some plan sooner.
     """
     tables = push_distances(room)
     start: Position = (player, boxes)
@@ -188,7 +187,7 @@ def solve(room: Room, player: int, boxes: frozenset[int], *, limit: int = 20_000
     return None
 
 
-def _moves(room: Room, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
+def _moves(room: SokobanRoom, came: dict[Position, tuple[Position, int]], start: Position, end: Position) -> list[str]:
     pushes: list[tuple[Position, int, int]] = []
     while end != start:
         before, direction = came[end]

@@ -19,6 +19,7 @@ from agentgym_envs.settings import check_choice
 from agentgym_envs.splits import generated_tasks, level_of
 
 AGENT, OPPONENT, FREE = "XO_"
+OTHER = {AGENT: OPPONENT, OPPONENT: AGENT}
 EMPTY = FREE * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 OPPONENTS = {"random": 0.0, "minimax": 1.0, "mix": 0.5}  # chance of each move to be chosen with care
@@ -54,13 +55,12 @@ def value(board: str, mover: str) -> int:
         return -(1 + board.count(FREE))
     if FREE not in board:
         return 0
-    other = OPPONENT if mover == AGENT else AGENT
-    return max(-value(placed(board, cell, mover), other) for cell in free_cells(board))
+    return max(-value(placed(board, cell, mover), OTHER[mover]) for cell in free_cells(board))
 
 
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
-    other = OPPONENT if mover == AGENT else AGENT
-    return min((c for c in order if board[c - 1] == FREE), key=lambda c: value(placed(board, c, mover), other))
+    free = (cell for cell in order if board[cell - 1] == FREE)
+    return min(free, key=lambda cell: value(placed(board, cell, mover), OTHER[mover]))
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
@@ -71,13 +71,10 @@ def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
 
 
 def content(level: str) -> str:
-    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board.
-
-    If X begins, O moves at most four times, so the fifth care is dropped.
-    """
+    """An opponent's text, equal for opponents that play alike on a rotated or mirrored board."""
     starter, order, care = level.split(" ")
     forms = ("".join(str(way[int(cell) - 1] + 1) for cell in order) for way, _ in orders(3, 3))
-    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"
+    return f"{starter} {min(forms)} {care if starter == OPPONENT else care[:4]}"  # if X begins, O moves four times
 
 
 class TicTacToe(Env):

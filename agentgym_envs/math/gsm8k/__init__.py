@@ -26,15 +26,10 @@ class GSM8K(ProblemEnv):
         answer = final_answer(text)
         right = answer is not None and answer == number_of(str(self.current_task.answer))
         formatted = hashes_answer(text)
-        return self.outcome(
-            "Correct." if right else "No answer found." if answer is None else "Wrong.",
-            float(right) + self.format_reward * formatted,
-            terminated=True,
-            success=right,
-            formatted=formatted,
-            answer=None if answer is None else written(answer),
-            expected=str(self.current_task.answer),
-        )
+        told = "Correct." if right else "No answer found." if answer is None else "Wrong."
+        shown = None if answer is None else written(answer)
+        info = {"success": right, "formatted": formatted, "answer": shown, "expected": str(self.current_task.answer)}
+        return self.outcome(told, float(right) + self.format_reward * formatted, terminated=True, **info)
 
     def expert_action(self) -> str:
         return self.expert_answer()
