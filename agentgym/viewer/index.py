@@ -4,8 +4,6 @@ The index has a row and the byte position of each line. Each look reads only wha
 is left for later, since it may still be written. A rewritten file (`agentgym rescore`) is read from its start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Rows of the list of episodes, which stay in memory, and the means over them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A session's thread receives a message, lets the protocol handler answer it, and 
 the server's orders. The worker enforces no time limit: it writes its state into its slot, and the server kills it.
 """
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import contextlib
