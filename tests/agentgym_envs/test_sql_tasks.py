@@ -73,7 +73,7 @@ class TestAllTasks:
 
     def counts(self, data):
         """Of tasks, and of gold queries."""
-        return [int(n) for n in re.search(rf"\b{data}: (\d+) tasks,\s(\d+)\sgold\squeries", README).groups()]
+        return [int(n) for n in re.search(rf"\b{data}:\s(\d+)\stasks,\s(\d+)\sgold\squeries", README).groups()]
 
     def test_gold_scores_1(self, data):
         tasks = all_of(data)
