@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from readme_parts import players, replay
 
 import agentgym
 from agentgym import sandbox as sandboxes
@@ -97,28 +97,14 @@ RIGHT, WRONG = "def square(x):\n    return x * x", "def square(x):\n    return x
 @pytest.mark.parametrize("env_id", ENVS)
 class TestEvery:
     def test_its_readme_replays(self, env_id):
-        name, transcript = re.search(r"task `(.*?)`:\n\n````text\n(.*?)\n````", readme(env_id), re.DOTALL).groups()
-        (task,) = [task for task in own_tasks(env_id) if task.id == name]
-        parts = re.split(r"^((?:agent> ?.*\n)+)", transcript, flags=re.M)
-        parts[-1], end = parts[-1].split("\nend> ")
-        env = agentgym.make(env_id)
-        observation, _ = env.reset(options={"task": task})
-        total = 0.0
-        assert observation == [{"role": "user", "content": parts[0].rstrip("\n")}]
-        for reply, expected in zip(parts[1::2], parts[2::2], strict=True):
-            action = "\n".join(re.sub("^agent> ?", "", line) for line in reply.splitlines())
-            observation, reward, terminated, _, info = env.step(action)
-            assert observation == [{"role": "user", "content": expected.rstrip("\n")}]
-            total += reward
-        assert terminated
-        assert end == f"terminated, reward {total:g}, success {info['success']}"
+        replay(readme(env_id), agentgym.make(env_id), own_tasks(env_id))
 
     def test_its_readme_has_the_numbers_of_simple_players(self, env_id):
-        rows = re.findall(r"^\| (expert|random|null) \| ([\d.]+)% \| ([\d.]+) \|$", readme(env_id), re.M)
-        players = {"expert": expert, "random": chance, "null": null}
-        assert [row[0] for row in rows] == list(players)
+        rows = players(readme(env_id))
+        simple = {"expert": expert, "random": chance, "null": null}
+        assert [row[0] for row in rows] == list(simple)
         for player, success, turns in rows:
-            ends = play_all(env_id, own_tasks(env_id), players[player])
+            ends = play_all(env_id, own_tasks(env_id), simple[player])
             assert f"{100 * sum(info['success'] for *_, info in ends) / len(ends):.1f}" == success
             assert f"{sum(n for _, n, _ in ends) / len(ends):.2f}" == turns
 

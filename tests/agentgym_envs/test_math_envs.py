@@ -14,6 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from readme_parts import players, replay
 
 import agentgym
 from agentgym.checks.check_env import check_env as check_author
@@ -79,24 +80,10 @@ def started(env_id, task=None, **kwargs):
 @pytest.mark.parametrize("env_id", ENVS)
 class TestEvery:
     def test_its_readme_replays(self, env_id):
-        name, transcript = re.search(r"task `(.*?)`:\n\n```text\n(.*?)\n```", readme(env_id), re.DOTALL).groups()
-        (task,) = [task for task in own_tasks(env_id).take(10) if task.id == name]
-        parts = re.split(r"^((?:agent> .*\n)+)", transcript, flags=re.M)
-        parts[-1], end = parts[-1].split("\nend> ")
-        env = agentgym.make(env_id)
-        observation, _ = env.reset(options={"task": task})
-        total = 0.0
-        assert observation == [{"role": "user", "content": parts[0].rstrip("\n")}]
-        for reply, expected in zip(parts[1::2], parts[2::2], strict=True):
-            action = "\n".join(line.removeprefix("agent> ") for line in reply.splitlines())
-            observation, reward, terminated, _, info = env.step(action)
-            assert observation == [{"role": "user", "content": expected.rstrip("\n")}]
-            total += reward
-        assert terminated
-        assert end == f"terminated, reward {total:g}, success {info['success']}"
+        replay(readme(env_id), agentgym.make(env_id), own_tasks(env_id).take(10))
 
     def test_its_readme_has_the_numbers_of_simple_players(self, env_id):
-        rows = re.findall(r"^\| (expert|random) \| ([\d.]+)% \| ([\d.]+) \|$", readme(env_id), re.M)
+        rows = players(readme(env_id))
         assert [row[0] for row in rows] == ["expert", "random"]
         for player, success, turns in rows:
             rng, env = random.Random(0), agentgym.make(env_id)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
 from gymnasium.utils.env_checker import check_env
 from math_episodes import code, make, play_all, problem
+from readme_parts import players, replay
 
 import agentgym
 from agentgym.checks.check_env import check_env as check_author
@@ -63,23 +63,10 @@ def play(env, task, answer):
 @pytest.mark.parametrize("env_id", ENVS)
 class TestEvery:
     def test_its_readme_replays(self, env_id):
-        name, transcript = re.search(r"task `(.*?)`:\n\n````text\n(.*?)\n````", readme(env_id), re.DOTALL).groups()
-        (task,) = [task for task in OWN[env_id]("test") if task.id == name]
-        parts = re.split(r"^((?:agent> .*\n)+)", transcript, flags=re.M)
-        parts[-1], end = parts[-1].split("\nend> ")
-        env = agentgym.make(env_id)
-        observation, _ = env.reset(options={"task": task})
-        assert observation == [{"role": "user", "content": parts[0].rstrip("\n")}]
-        for reply, expected in zip(parts[1::2], parts[2::2], strict=True):
-            action = "\n".join(line.removeprefix("agent> ") for line in reply.splitlines())
-            observation, reward, terminated, _, info = env.step(action)
-            assert observation == [{"role": "user", "content": expected.rstrip("\n")}]
-        env.close()
-        assert end == f"terminated, reward {reward:g}, success {info['success']}"
-        assert terminated
+        replay(readme(env_id), agentgym.make(env_id), OWN[env_id]("test"))
 
     def test_its_readme_has_the_numbers_of_simple_players_over_all_tasks(self, env_id):
-        rows = re.findall(r"^\| (expert|null|random) \| ([\d.]+)% \| ([\d.]+) \|$", readme(env_id), re.M)
+        rows = players(readme(env_id))
         assert [row[0] for row in rows] == ["expert", "null", "random"]
         env = agentgym.make(env_id)
         for player, success, turns in rows:

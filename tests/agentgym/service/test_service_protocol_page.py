@@ -143,7 +143,7 @@ def test_every_code_is_there_with_its_meaning_and_the_number_of_its_close():
 
 
 def test_every_call_is_there_with_what_it_carries():
-    told = {name.strip("`"): carries for name, carries, _ in rows("and a `call`:")}
+    told = {name.strip("`"): carries for name, carries, _ in rows("counted from 1, and a `call`:")}
     assert told.keys() == CALLS.keys()
     for call, fields in CALLS.items():
         assert all(f"`{field}`" in told[call] for field in fields)
