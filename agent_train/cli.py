@@ -28,14 +28,16 @@ Exit code: 0 done, 1 failed while running, 2 refused before anything started.
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _TrainParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"agent-train: error: {message}\nusage: {USAGE}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 if the settings are refused."""
-    parser = _Parser("agent-train", usage=USAGE, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _TrainParser(
+        "agent-train", usage=USAGE, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     told = "+env=NAME, a choice such as engine=embedded, or a dotted key"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=told)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and all settings; start nothing")

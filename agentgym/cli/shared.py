@@ -132,12 +132,12 @@ def print_table(table: RenderableType) -> None:
     """A table as wide as the terminal; into a pipe or a file as wide as it needs."""
     from rich.console import Console
 
-    class Output(Console):
+    class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
             raise  # noqa: PLE0704 - inside rich's handler: the command line says what a reader that left means
 
     width = None if sys.stdout.isatty() else _WIDE
-    Output(width=width, highlight=False, markup=False, emoji=False).print(table)
+    PipeConsole(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False, **first: Any) -> None:

@@ -28,7 +28,7 @@ PACE_SECONDS = 20.0
 
 
 @dataclass
-class _Progress:
+class _EvalProgress:
     """Sums over the episodes of one cell that this start has played."""
 
     name: str
@@ -90,7 +90,7 @@ class LiveDisplay:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
         self._console = console
         self._clock = clock
-        self._cells: dict[str, _Progress] = {}
+        self._cells: dict[str, _EvalProgress] = {}
         self._said = clock()
         self._live: Live | None = None
 
@@ -112,7 +112,7 @@ class LiveDisplay:
             self._live = None
 
     def started(self, cell: Cell, total: int, done_before: int) -> None:
-        progress = self._cells[cell.name] = _Progress(one_line(cell.name), total, done_before, self._clock())
+        progress = self._cells[cell.name] = _EvalProgress(one_line(cell.name), total, done_before, self._clock())
         if self._live is None:
             played = "all" if done_before == total else f"{done_before:,} of them"
             before = f", {played} played before" if done_before else ""
@@ -154,7 +154,7 @@ class LiveDisplay:
         self._console.print(Text(line), soft_wrap=True, highlight=False)
 
 
-def line_of_progress(progress: _Progress, now: float) -> str:
+def line_of_progress(progress: _EvalProgress, now: float) -> str:
     left = progress.left(now)
     rest = [*_details(progress, now)[:2], duration(progress.seconds(now))]
     if progress.finished is None and left is not None:
@@ -163,7 +163,7 @@ def line_of_progress(progress: _Progress, now: float) -> str:
     return ", ".join(part for part in (f"{cut(progress.name, LONGEST_NAME)}: {done}", *rest) if part)
 
 
-def _bar(progress: _Progress, now: float, width: int) -> RenderableType:
+def _bar(progress: _EvalProgress, now: float, width: int) -> RenderableType:
     done = progress.before + progress.ended
     left = progress.left(now)
     row = Table.grid(padding=(0, 1), expand=True)
@@ -178,7 +178,7 @@ def _bar(progress: _Progress, now: float, width: int) -> RenderableType:
     return row
 
 
-def _details(progress: _Progress, now: float) -> list[str]:
+def _details(progress: _EvalProgress, now: float) -> list[str]:
     score = ["no episode has ended yet"] if progress.finished is None and not progress.ended else []
     if (mean := progress.success.mean) is not None:
         low, high = progress.success.share_interval() or (None, None)

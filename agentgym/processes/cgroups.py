@@ -30,7 +30,7 @@ class GroupLimits:
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """A sandbox's folders: those of the guest, one for each controller in version 1, memory first; one in version 2.
 
     `programs` limits the programs' memory without the guest: the kernel then does not kill the guest. It is inside the memory
@@ -58,29 +58,29 @@ def version() -> int:
     return 2 if (ROOT / "cgroup.controllers").exists() else 1
 
 
-def create(name: str, limits: GroupLimits, keep: Callable[[Group], None] = lambda group: None) -> Group:
+def create(name: str, limits: GroupLimits, keep: Callable[[ControlGroup], None] = lambda group: None) -> ControlGroup:
     """Make a group, after a call of `keep`. OSError: groups cannot be made here, for lack of rights or of controllers."""
     parents = _parents(CONTROLLERS)
     limited = {parent / name: controllers for parent, controllers in parents.items()}
     if version() == 2:
         whole = next(iter(limited))
-        group = Group((whole / "guest",), 2, whole / "programs", whole)
+        group = ControlGroup((whole / "guest",), 2, whole / "programs", whole)
         limited[whole / "guest"] = ()
     else:
-        group = Group(tuple(limited), 1, next(iter(limited)) / "programs")
+        group = ControlGroup(tuple(limited), 1, next(iter(limited)) / "programs")
     keep(group)
     folders = [(folder, limits, controllers) for folder, controllers in limited.items()]
     _make([*folders, (group.every[0], replace(limits, spare=0), ("memory",))])
     return group
 
 
-def create_plain(name: str, memory: int, pids: int) -> Group:
+def create_plain(name: str, memory: int, pids: int) -> ControlGroup:
     """Make a group without parts, limited to `memory` bytes, swap included, and `pids` threads; 0: no limit. May raise OSError."""
     wanted = tuple(controller for controller, most in (("memory", memory), ("pids", pids)) if most)
     limits = GroupLimits(memory, pids, cpus=1.0)
     folders = [(parent / name, limits, controllers) for parent, controllers in _parents(wanted).items()]
     _make(folders)
-    return Group(tuple(folder for folder, *_ in folders), version())
+    return ControlGroup(tuple(folder for folder, *_ in folders), version())
 
 
 def _make(folders: Iterable[tuple[Path, GroupLimits, Sequence[str]]]) -> None:
@@ -97,7 +97,7 @@ def _make(folders: Iterable[tuple[Path, GroupLimits, Sequence[str]]]) -> None:
                 if name.split(".")[0] in controllers and (not optional or (folder / name).exists()):
                     (folder / name).write_text(value)
     except OSError:
-        remove(Group(tuple(made), version()), patience=0.0)
+        remove(ControlGroup(tuple(made), version()), patience=0.0)
         raise
 
 
@@ -117,7 +117,7 @@ def settings(limits: GroupLimits, version: int) -> dict[str, str]:
     }
 
 
-def remove(group: Group, patience: float = 10.0) -> bool:
+def remove(group: ControlGroup, patience: float = 10.0) -> bool:
     """Kill a group's processes and remove it. False if a process remains after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
@@ -139,7 +139,7 @@ def remove(group: Group, patience: float = 10.0) -> bool:
         time.sleep(0.005)
 
 
-def oom_kills(group: Group) -> int:
+def oom_kills(group: ControlGroup) -> int:
     name = "memory.events" if group.version == 2 else "memory.oom_control"
     kills = 0
     for folder in filter(None, (group.programs, *group.folders)):

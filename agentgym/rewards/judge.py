@@ -44,7 +44,7 @@ class JudgeError(RewardError):
     """The endpoint failed, or gave no readable verdict on any try. There is no reward then, not even 0."""
 
 
-class _Unreadable(ValueError):
+class _NoVerdict(ValueError):
     """An invalid verdict; the message is for the judge."""
 
 
@@ -109,12 +109,12 @@ class Judge:
         """The score of a verdict: `<score>N</score>`, once, or a JSON object with "score" and nothing around it."""
         tags = _TAGGED.findall(text)
         if len(tags) > 1 or text.count("<score>") > 1:
-            raise _Unreadable("it has more than one <score>")
+            raise _NoVerdict("it has more than one <score>")
         return self._clamped(_number(tags[0]) if tags else _field(text, "score", "<score>NUMBER</score>"))
 
     def _clamped(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _Unreadable(f"{value!r:.40} is no score: a number from {self.low:g} to {self.high:g} is needed")
+            raise _NoVerdict(f"{value!r:.40} is no score: a number from {self.low:g} to {self.high:g} is needed")
         return min(self.high, max(self.low, float(value)))
 
     async def _verdict(
@@ -146,7 +146,7 @@ class Judge:
             text = text_of(reply.message)
             try:
                 return read(spoken(text))
-            except _Unreadable as error:
+            except _NoVerdict as error:
                 self.usage["unreadable"] += 1
                 problem = str(error)
             conversation = [*messages, assistant(text), user(_AGAIN.format(problem=problem))]
@@ -200,13 +200,13 @@ async def _compared(
         ranking = _field(text, "ranking", '{"ranking": [NUMBER, ...]}')
         whole = isinstance(ranking, list) and all(type(label) is int for label in ranking)
         if not whole or sorted(ranking) != list(range(1, n + 1)):
-            raise _Unreadable(f'"ranking" must be a list with each number from 1 to {n} exactly once')
+            raise _NoVerdict(f'"ranking" must be a list with each number from 1 to {n} exactly once')
         return [1 - ranking.index(label) / (n - 1) for label in range(1, n + 1)]
 
     def read_scores(text: str) -> list[float]:
         scores = _field(text, "scores", '{"scores": {"NUMBER": SCORE, ...}}')
         if not isinstance(scores, dict) or set(scores) != {str(label) for label in range(1, n + 1)}:
-            raise _Unreadable(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
+            raise _NoVerdict(f'"scores" must be an object with each number from 1 to {n} exactly once as a key')
         return [judge._unit(judge._clamped(scores[str(label)])) for label in range(1, n + 1)]
 
     read = read_ranking if by == "ranking" else read_scores
@@ -227,7 +227,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _Unreadable(f"{text!r} is no number") from None
+        raise _NoVerdict(f"{text!r} is no number") from None
 
 
 def _field(text: str, name: str, form: str) -> Any:
@@ -235,5 +235,5 @@ def _field(text: str, name: str, form: str) -> Any:
     found = parse_json(fenced[1] if fenced else text)
     if not isinstance(found, dict) or name not in found:
         why = f": {found}" if isinstance(found, NotJson) else f": {name!r} is missing"
-        raise _Unreadable(f"it is not of the form {form}{why}")
+        raise _NoVerdict(f"it is not of the form {form}{why}")
     return found[name]

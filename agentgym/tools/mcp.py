@@ -84,7 +84,7 @@ class McpTools:
         self.timeout, self.start_timeout = timeout, start_timeout
         self.max_output, self.stateless = max_output, stateless
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: _McpConnection | None = None
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
     @property
@@ -133,7 +133,7 @@ class McpTools:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> "_Connection":
+    def _open(self) -> "_McpConnection":
         with self._lock:
             known = self._connection
             if known is not None:
@@ -142,7 +142,7 @@ class McpTools:
                 if known.used and not self.stateless and known.owner == os.getpid():
                     raise McpServerError(f"the MCP server {known.name} is gone, and its state with it: {known.ending}")
                 known.stop()
-            self._connection = _Connection(self.name, self._streams)
+            self._connection = _McpConnection(self.name, self._streams)
             try:
                 self._connection.start(self.start_timeout)
             except BaseException:
@@ -172,7 +172,7 @@ class _Ending:
 _Streams = Callable[[_Ending], contextlib.AbstractAsyncContextManager[tuple[Any, Any]]]
 
 
-class _Connection:
+class _McpConnection:
     """One connection. Its task runs in the event loop's thread; other threads wait for it."""
 
     def __init__(self, name: str, streams: "_Streams"):

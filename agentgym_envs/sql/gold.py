@@ -127,7 +127,7 @@ def _limits(seconds: float) -> QueryLimits:
 
 
 @dataclass(frozen=True)
-class _Token:
+class _SqlToken:
     kind: str
     text: str
     start: int
@@ -194,23 +194,23 @@ def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
     return Ranking(text, tuple(keys), *_window(tokens[limit:], query))
 
 
-def _tokens(query: str) -> list[_Token]:
-    found: list[_Token] = []
+def _tokens(query: str) -> list[_SqlToken]:
+    found: list[_SqlToken] = []
     depth = 0
     for match in _TOKEN.finditer(query):
         kind = str(match.lastgroup)
         if kind == "space":
             continue
         depth -= match[0] == ")"
-        found.append(_Token(kind, match[0], match.start(), match.end(), depth))
+        found.append(_SqlToken(kind, match[0], match.start(), match.end(), depth))
         depth += match[0] == "("
     while found and found[-1].text == ";":
         found.pop()
     return found
 
 
-def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    parts: list[list[_Token]] = [[]]
+def _split(tokens: Sequence[_SqlToken]) -> list[list[_SqlToken]]:
+    parts: list[list[_SqlToken]] = [[]]
     for token in tokens:
         if token.text == "," and token.depth == 0:
             parts.append([])
@@ -219,7 +219,7 @@ def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
     return [part for part in parts if part]
 
 
-def _without_direction(term: list[_Token]) -> list[_Token]:
+def _without_direction(term: list[_SqlToken]) -> list[_SqlToken]:
     if len(term) > 2 and term[-2].is_word("NULLS"):
         term = term[:-2]
     if term[-1].is_word("ASC", "DESC"):
@@ -229,7 +229,7 @@ def _without_direction(term: list[_Token]) -> list[_Token]:
     return term
 
 
-def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Token]) -> int | None:
+def _column_of(term: list[_SqlToken], columns: Sequence[str], before: Sequence[_SqlToken]) -> int | None:
     """The column that a sort key refers to, as SQLite resolves it: a number, an alias, or the same expression."""
     if len(term) == 1 and term[0].kind == "number" and term[0].text.isdigit():
         return int(term[0].text) - 1
@@ -243,7 +243,7 @@ def _column_of(term: list[_Token], columns: Sequence[str], before: Sequence[_Tok
     return next((place for place, item in enumerate(items) if [token.key for token in item] == wanted), None)
 
 
-def _columns(tokens: Sequence[_Token]) -> list[_Token]:
+def _columns(tokens: Sequence[_SqlToken]) -> list[_SqlToken]:
     """The tokens between the first outermost SELECT and its FROM."""
     start = next(place for place, token in enumerate(tokens) if token.is_word("SELECT")) + 1
     if tokens[start].is_word("DISTINCT", "ALL"):
@@ -252,7 +252,7 @@ def _columns(tokens: Sequence[_Token]) -> list[_Token]:
     return list(itertools.takewhile(lambda token: not token.is_word(*ends), tokens[start:]))
 
 
-def _window(tokens: Sequence[_Token], query: str) -> tuple[int, int | None]:
+def _window(tokens: Sequence[_SqlToken], query: str) -> tuple[int, int | None]:
     """Offset and limit of `LIMIT n`, `LIMIT n OFFSET m` or `LIMIT m, n`."""
     if not tokens:
         return 0, None

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import Group, GroupLimits
+from agentgym.processes.cgroups import ControlGroup, GroupLimits
 from agentgym.sandbox.api import GROUP_ID, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
@@ -84,7 +84,7 @@ class Embedded:
         self.run = run
         self.spec = spec
         self.rootfs = rootfs
-        self.group: Group | None = None
+        self.group: ControlGroup | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
         self.record = records() / f"{self.id}.json"
@@ -146,7 +146,7 @@ class Embedded:
             for fd in files:
                 os.close(fd)
 
-    def _keep(self, group: Group | None) -> None:
+    def _keep(self, group: ControlGroup | None) -> None:
         """Write down what `remove` needs, in case this process cannot clean up."""
         folders = [str(folder) for folder in group.every] if group is not None else []
         version = group.version if group is not None else 0
@@ -242,7 +242,7 @@ def remove(id: str) -> None:
     kept = dict(_kept()).get(id)
     if kept is None:
         return
-    group = Group(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
+    group = ControlGroup(tuple(Path(folder) for folder in kept["folders"]), kept["version"])
     if group.folders:
         if not cgroups.remove(group, END_PATIENCE):
             raise SandboxError(f"sandbox {id} could not be removed: processes {group.processes()} do not end")
@@ -259,7 +259,7 @@ def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
             yield file.stem, json.loads(file.read_text())
 
 
-def arguments(spec: SandboxSpec, rootfs: Path | None, group: Group | None, terminals: bool) -> list[str | bytes]:
+def arguments(spec: SandboxSpec, rootfs: Path | None, group: ControlGroup | None, terminals: bool) -> list[str | bytes]:
     """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
     `group` is the guest's and the programs'. `terminals`: bwrap is started where `/dev/pts` is the sandbox's own.

@@ -88,7 +88,7 @@ class Choice:
     reason: str
 
 
-class _Process:
+class _ProcessState:
     """What this process holds. A fork begins with nothing: what the parent holds is the parent's."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _Process:
         self.bubblewrap_works = False
 
 
-_process = _Process()
+_process = _ProcessState()
 os.register_at_fork(after_in_child=_process.begin_anew)
 
 

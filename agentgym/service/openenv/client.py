@@ -78,7 +78,7 @@ class OpenEnvEnv(AsyncEnv):
         self._address = Address((self.url,), "", token_file, ca_file)
         given_token(self._address)  # raises if its file cannot be read
         self._address.tls()
-        self._connection: Connection | None = None
+        self._connection: OpenEnvConnection | None = None
         self._form = _UNKNOWN
         self._description = ""
         self._offered: list[Json] = []
@@ -246,7 +246,7 @@ class OpenEnvEnv(AsyncEnv):
         if self._connection is None or not self._connection.alive:
             if self._connection is not None:
                 await self._connection.drop()
-            self._connection = await Connection.to(self._address)
+            self._connection = await OpenEnvConnection.to(self._address)
         if self._form is _UNKNOWN:  # also where an earlier try got the connection and no schema
             schema = await self._connection.get("/schema")
             if not isinstance(schema, Mapping) or not isinstance(schema.get("action"), Mapping):
@@ -264,7 +264,7 @@ class Rejected(Exception):
     """The server refused a frame or an action; the session continues."""
 
 
-class Connection:
+class OpenEnvConnection:
     """One WebSocket to an OpenEnv server. Each frame is answered by one frame."""
 
     def __init__(self, address: Address, ws: aiohttp.ClientWebSocketResponse):
@@ -274,7 +274,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def to(cls, address: Address) -> "Connection":
+    async def to(cls, address: Address) -> "OpenEnvConnection":
         [url] = address.servers
         headers = given_token(address)
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import SESSION, Group
+from agentgym.processes.cgroups import SESSION, ControlGroup
 
 # Of 1000: where memory runs out, a worker goes before the server does.
 _OOM_SCORE = b"500"
@@ -84,8 +84,8 @@ class Groups:
     def __init__(self, bounds: Bounds):
         self._bounds = bounds
         self._names = (f"{SESSION}{os.getpid()}-{number}" for number in itertools.count())
-        self.of: dict[int, Group | None] = {}  # by process id
-        self._leaving: list[Group] = []
+        self.of: dict[int, ControlGroup | None] = {}  # by process id
+        self._leaving: list[ControlGroup] = []
         self.why_not = ""
         self._wanted = bool(bounds.memory_bytes or bounds.pids)
         try:
@@ -97,7 +97,7 @@ class Groups:
                 _remove_left_beside(first)
                 cgroups.remove(first)
 
-    def new(self) -> Group | None:
+    def new(self) -> ControlGroup | None:
         """A new group for the next process; None: no group is needed. Raises OSError."""
         if not self._wanted:
             return None
@@ -126,7 +126,7 @@ class Groups:
                 cgroups.remove(group, patience=1.0)
 
 
-def _remove_left_beside(own: Group) -> None:
+def _remove_left_beside(own: ControlGroup) -> None:
     """Remove the groups that killed servers left behind."""
     for folder in own.folders:
         for left in folder.parent.glob(f"{SESSION}*"):

@@ -30,7 +30,7 @@ from agentgym.service.server.routes import OPEN_PATHS, add_routes
 from agentgym.service.server.sessions import TOO_MANY, Sessions
 from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.task_catalogue import Listing
-from agentgym.service.server.tokens import Tokens
+from agentgym.service.server.tokens import AccessTokens
 from agentgym.service.worker.websocket import keep_alive
 
 ACCEPT_AT_ONCE, WAITING_CONNECTIONS = 16, 1024
@@ -53,7 +53,7 @@ class EnvServer:
         self.sessions = Sessions(settings, self.served)
         self.forks = self.sessions.forks
         self.listing = Listing(self.forks)
-        self.tokens = Tokens(settings.tokens, settings.token_file)
+        self.tokens = AccessTokens(settings.tokens, settings.token_file)
         self.unauthorized = Unauthorized()
         # Fewer than the files that this process may open: accept() without one left would be tried in a loop.
         most = 2 * settings.max_sessions + SPARE_CONNECTIONS

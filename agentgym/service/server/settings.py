@@ -9,7 +9,7 @@ from agentgym.core.registration import EnvSpec
 from agentgym.hosts import LOCAL_HOSTS
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds
-from agentgym.service.server.tokens import Token
+from agentgym.service.server.tokens import AccessToken
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ServeSettings:
     workers: int = 2  # processes that are forked in advance
     sessions_per_worker: int = 1  # that may share a process, if their environment runs no programs in sandboxes
     # By name; a plain text has all scopes. Only an address of this machine may go without.
-    tokens: Mapping[str, Token | str] = field(default_factory=dict, repr=False)
+    tokens: Mapping[str, AccessToken | str] = field(default_factory=dict, repr=False)
     token_file: Path | None = None  # is read again when it changes
     allowed_hosts: tuple[str, ...] = ()  # other names that a `Host` header may have if no token is asked for
     cert: str | None = None

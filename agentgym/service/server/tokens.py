@@ -14,7 +14,7 @@ _log = logging.getLogger("agentgym.service")
 
 
 @dataclass(frozen=True)
-class Token:
+class AccessToken:
     """ "metrics" allows `/metrics`, "sandboxes" allows `/sandboxes`, and "play" all other paths."""
 
     secret: str
@@ -25,14 +25,14 @@ class TokenFileError(ValueError):
     """A token file, or a line of it, cannot be read."""
 
 
-def read_tokens(path: Path) -> dict[str, Token]:
+def read_tokens(path: Path) -> dict[str, AccessToken]:
     """The tokens of a file, by name. A line is TOKEN, NAME TOKEN, or NAME TOKEN SCOPE,SCOPE (default: all scopes)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise TokenFileError(f"{path}: cannot be read ({why})") from error
-    tokens: dict[str, Token] = {}
+    tokens: dict[str, AccessToken] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -47,22 +47,22 @@ def read_tokens(path: Path) -> dict[str, Token]:
             raise TokenFileError(f"{path}:{number}: no scope {min(unknown)!r}; {known}")
         if name in tokens or secret in {token.secret for token in tokens.values()}:
             raise TokenFileError(f"{path}:{number}: this name or token was there before")
-        tokens[name] = Token(secret, scopes)
+        tokens[name] = AccessToken(secret, scopes)
     if not tokens:
         raise TokenFileError(f"{path}: there is no token in it")
     return tokens
 
 
-class Tokens:
+class AccessTokens:
     """The tokens that a server accepts; none: it asks for none."""
 
-    def __init__(self, tokens: Mapping[str, Token | str], path: Path | None = None):
+    def __init__(self, tokens: Mapping[str, AccessToken | str], path: Path | None = None):
         self._path = path
         self._state = _state_of(path)
         self._digests: dict[str, tuple[bytes, frozenset[str]]] = {}
-        self._take({name: Token(token) if isinstance(token, str) else token for name, token in tokens.items()})
+        self._take({name: AccessToken(token) if isinstance(token, str) else token for name, token in tokens.items()})
 
-    def _take(self, tokens: Mapping[str, Token]) -> None:
+    def _take(self, tokens: Mapping[str, AccessToken]) -> None:
         self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
 
     def owner_of(self, authorization: str) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentgym.core.registration import EnvSpec
 from agentgym.processes import cgroups
-from agentgym.processes.cgroups import Group
+from agentgym.processes.cgroups import ControlGroup
 from agentgym.processes.child_process import adopt_orphans, children, die_with, end_children, kill
 from agentgym.processes.subprocess_query import settle_memory
 from agentgym.service.protocol.frames import ServiceLimits
@@ -222,7 +222,7 @@ class Zygote:
                     stream.flush()
             os._exit(code)
 
-    def _child(self, is_worker: bool, fds: list[int], group: Group | None) -> int:
+    def _child(self, is_worker: bool, fds: list[int], group: ControlGroup | None) -> int:
         for folder in group.folders if group is not None else ():
             (folder / "cgroup.procs").write_text("0")
         keep_within(self._bounds)

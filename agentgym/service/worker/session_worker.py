@@ -52,7 +52,7 @@ class Served:
     memory: memoryview
 
 
-class Session:
+class WorkerSession:
     """One session in its worker. Its thread calls `run`; the server's orders come to `hear`, from another thread."""
 
     def __init__(self, start: SessionStart, served: Served):
@@ -187,7 +187,7 @@ def work(control: socket.socket, served: Served, *, limit_process: Callable[[], 
     limit_process()
     if said.get("shared"):
         _share(control, said, client, served)
-    session = Session(SessionStart(**said["start"]), served)
+    session = WorkerSession(SessionStart(**said["start"]), served)
 
     def listen() -> None:
         while True:
@@ -205,7 +205,7 @@ def work(control: socket.socket, served: Served, *, limit_process: Callable[[], 
 
 def _share(control: socket.socket, said: dict[str, Any], client: socket.socket | None, served: Served) -> NoReturn:
     """Serve many sessions, each in a thread, until the server closes `control`. Reports each that ended."""
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, WorkerSession] = {}
 
     def run(id: str, client: socket.socket) -> None:
         code = 1
@@ -220,7 +220,7 @@ def _share(control: socket.socket, said: dict[str, Any], client: socket.socket |
     while True:
         if "start" in said and client is not None:
             start = SessionStart(**said["start"])
-            sessions[start.session] = Session(start, served)
+            sessions[start.session] = WorkerSession(start, served)
             _thread.start_new_thread(run, (start.session, client))
         elif session := sessions.get(said.get("session", "")):
             session.hear(said, client)

@@ -167,7 +167,7 @@ class AssertionCounter(ast.NodeTransformer):
         """Run test code. False if an exception was raised outside of any assertion."""
         try:
             exec(code, namespace)
-        except _Stop:
+        except _StopGrading:
             return False
         except BaseException as error:
             self._fail(error)
@@ -185,7 +185,7 @@ class AssertionCounter(ast.NodeTransformer):
         self._counted += 1
         self._fail(error)
         if isinstance(error, Lost):
-            raise _Stop
+            raise _StopGrading
 
     def same(self, left: Any, right: Any) -> Any:
         """`left == right`; keeps the left side for the report."""
@@ -203,7 +203,7 @@ class AssertionCounter(ast.NodeTransformer):
         self._got = ""
 
 
-class _Stop(BaseException):
+class _StopGrading(BaseException):
     """Ends a test whose submission has ended."""
 
 

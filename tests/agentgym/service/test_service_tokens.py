@@ -8,7 +8,7 @@ import pytest
 from service_harness import Client, browsing, serving, session, until
 
 from agentgym import cli
-from agentgym.service.server.tokens import SCOPES, Token, TokenFileError, Tokens, read_tokens
+from agentgym.service.server.tokens import SCOPES, AccessToken, AccessTokens, TokenFileError, read_tokens
 
 ANN, BOB, EVE = "a" * 20, "b" * 20, "e" * 20
 
@@ -42,14 +42,14 @@ def test_tokens_have_names_and_scopes(file):
     file.write_text(f"# who\nann {ANN}\n{BOB}\neve {EVE} metrics,play\n")
     every = frozenset(SCOPES)
     assert read_tokens(file) == {
-        "ann": Token(ANN, every),
-        "line 3": Token(BOB, every),
-        "eve": Token(EVE, frozenset({"metrics", "play"})),
+        "ann": AccessToken(ANN, every),
+        "line 3": AccessToken(BOB, every),
+        "eve": AccessToken(EVE, frozenset({"metrics", "play"})),
     }
 
 
 def test_a_token_is_good_for_its_scopes_alone():
-    tokens = {scope: Token(f"token-for-{scope}-only", frozenset({scope})) for scope in SCOPES}
+    tokens = {scope: AccessToken(f"token-for-{scope}-only", frozenset({scope})) for scope in SCOPES}
     paths = {"/metrics": "metrics", "/envs": "play", "/envs/faulty/session": "play", "/ws": "play", "/schema": "play"}
     paths |= {"/sandboxes": "sandboxes", "/sandboxes/session": "sandboxes"}
 
@@ -94,7 +94,7 @@ def test_the_file_is_read_again_when_it_changes(file, caplog):
 
 def test_a_file_that_cannot_be_keeps_the_tokens_from_before(file, caplog):
     file.write_text(f"ann {ANN}\n")
-    tokens = Tokens(read_tokens(file), file)
+    tokens = AccessTokens(read_tokens(file), file)
     for wrong in (lambda: file.write_text("ann short\n"), file.unlink):
         wrong()
         caplog.clear()
