@@ -32,7 +32,7 @@ FOLDER_VARIABLE = "AGENTGYM_DATA"
 PROBE_SECONDS = 3.0
 DOWNLOAD_SECONDS = 120.0
 
-_noticed: set[str] = set()
+noticed: set[str] = set()
 _sources: dict[str, None] = {}  # of the catalogue, in the order of their registration
 
 
@@ -92,7 +92,7 @@ def load(
     if file is not None:
         return TaskSet.from_jsonl(file, parse=parse, name=name)
     if hub is not None:
-        found = _from_cache(hub, split) or _from_hub(hub, split)
+        found = from_cache(hub, split) or _from_hub(hub, split)
         if found is not None:
             rows, source = found
             return TaskSet([parse(row, i) for i, row in enumerate(rows)], name=name, source=source)
@@ -104,12 +104,12 @@ def load(
 
 def tell_shipped(tasks: TaskSet, instead: str) -> None:
     """Warn, once per process and task set, that an environment's own tasks are used; `instead` says how to have others."""
-    if tasks.name not in _noticed:
-        _noticed.add(tasks.name)
+    if tasks.name not in noticed:
+        noticed.add(tasks.name)
         log.warning("%s: using %s (%d tasks). %s", tasks.name, tasks.source, len(tasks), instead)
 
 
-def _from_cache(hub: HubData, split: str) -> tuple[Rows, str] | None:
+def from_cache(hub: HubData, split: str) -> tuple[Rows, str] | None:
     """The rows of a split that `datasets` prepared before. Reads its Arrow files, so no network is asked."""
     owner, _, title = hub.repo.rpartition("/")
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
@@ -119,7 +119,7 @@ def _from_cache(hub: HubData, split: str) -> tuple[Rows, str] | None:
     for file in sorted(folder.glob(f"*/*/{title}-{split}*.arrow")):
         if file.stem == f"{title}-{split}" or file.stem.startswith(f"{title}-{split}-0"):
             versions.setdefault(file.parent, []).append(file)
-    if not versions or not _installed():
+    if not versions or not is_installed():
         return None
     latest = max(versions, key=lambda version: version.stat().st_mtime)
     try:
@@ -151,12 +151,12 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> Row
 
         return list(load_dataset(hub.repo, hub.config, split=split, revision=hub.revision))
 
-    return _within(seconds, load_rows, f"download of {hub.repo}")
+    return call_within(seconds, load_rows, f"download of {hub.repo}")
 
 
 def no_hub() -> str | None:
     """The reason why the hub cannot be reached, and the cure; None if it can be. The hub is probed once per process."""
-    if not _installed():
+    if not is_installed():
         return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
     switches = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
     if {"1", "ON", "YES", "TRUE"} & set(switches):
@@ -167,7 +167,7 @@ def no_hub() -> str | None:
     return None
 
 
-def _installed() -> bool:
+def is_installed() -> bool:
     return importlib.util.find_spec("datasets") is not None
 
 
@@ -181,7 +181,7 @@ def _hub_answers(endpoint: str) -> bool:
             return bool(answer.status < 500)
 
     try:
-        return _within(PROBE_SECONDS, ask, f"probe of {endpoint}")
+        return call_within(PROBE_SECONDS, ask, f"probe of {endpoint}")
     except urllib.error.HTTPError as error:
         return error.code < 500
     except Exception as error:
@@ -189,7 +189,7 @@ def _hub_answers(endpoint: str) -> bool:
         return False
 
 
-def _within(seconds: float, work: Callable[[], T], name: str) -> T:
+def call_within(seconds: float, work: Callable[[], T], name: str) -> T:
     """Run work in a daemon thread, left behind after a time: a name lookup has no timeout. Raises TimeoutError."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 

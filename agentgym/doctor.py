@@ -94,7 +94,7 @@ def output_of(command: Sequence[str], seconds: float) -> str:
 
 
 def gpu() -> list[Diagnosis]:
-    found, cards = _cards()
+    found, cards = cuda_cards()
     if importlib.util.find_spec("torch") is None:
         return found
     try:
@@ -112,7 +112,7 @@ def gpu() -> list[Diagnosis]:
     return [*found, Diagnosis("torch", "warning", f"{version} does not see the GPU", todo)]
 
 
-def _cards() -> tuple[list[Diagnosis], int]:
+def cuda_cards() -> tuple[list[Diagnosis], int]:
     if shutil.which("nvidia-smi") is None:
         return [Diagnosis("GPU", "missing", "no nvidia-smi: models run on the CPU, or on another machine")], 0
     try:
@@ -173,10 +173,10 @@ def disk() -> list[Diagnosis]:
     from agentgym.sandbox.images.build import cache_folder
 
     places = {"data folder": folder(), "image folder": cache_folder(), "runs folder": Path("runs")}
-    return [_room(name, place) for name, place in places.items() if place is not None]
+    return [free_room(name, place) for name, place in places.items() if place is not None]
 
 
-def _room(name: str, place: Path) -> Diagnosis:
+def free_room(name: str, place: Path) -> Diagnosis:
     # A missing folder is created in its nearest existing parent.
     there = place.absolute()
     while not there.exists() and there != there.parent:
@@ -266,7 +266,7 @@ def environments() -> list[Diagnosis]:
     from agentgym.core import registration
 
     count, found = len(registration.registry), []
-    for name, why in registration._broken_plugins.items():
+    for name, why in registration.broken_plugins.items():
         text = f"its environments are missing: {why}"
         found.append(Diagnosis(f"plugin {name}", "broken", text, "repair or uninstall the package"))
     if not count:

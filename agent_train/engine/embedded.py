@@ -58,8 +58,8 @@ class EmbeddedEngine(Engine):
             model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=getattr(torch, dtype))
         except (OSError, ValueError) as error:
             raise EngineError(f"the embedded engine cannot load {model_dir}: {error}") from error
-        self._model: Any = model.to(self._device).eval().requires_grad_(False)
-        attend_grouped(self._model)
+        self.model: Any = model.to(self._device).eval().requires_grad_(False)
+        attend_grouped(self.model)
         self._max_concurrent = max_concurrent
         self._batch_wait = batch_wait
         self._request_timeout = request_timeout
@@ -140,7 +140,7 @@ class EmbeddedEngine(Engine):
             self._group.close()
             self._group = None
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._model = None
+        self.model = None
 
     def _consider(self) -> None:
         """Start a batch now, soon, or after a quiet time."""
@@ -167,7 +167,7 @@ class EmbeddedEngine(Engine):
                 part = waiting[start : start + self._max_concurrent]
                 for each in part:
                     each.begun.set()
-                completions = await self._in_thread(lambda given=part: decode(self._model, given, self.version))
+                completions = await self._in_thread(lambda given=part: decode(self.model, given, self.version))
                 for each, completion in zip(part, completions, strict=True):
                     if not each.answer.done():
                         each.answer.set_result(completion)
@@ -181,7 +181,7 @@ class EmbeddedEngine(Engine):
     def _load(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         if self._group is None:
             raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
-        parameters = dict(self._model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         if missing := sorted(parameters.keys() - {info.name for info in manifest}):
             left_out = f"{len(missing)} parameters of the model, first {missing[0]!r}"
             raise WeightTransferError(f"the sender leaves out {left_out}")

@@ -84,8 +84,8 @@ class Learner:
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
         self.role = role
         self._name = "learner" if role == "policy" else f"learner: {role}"
-        self._actors = list(actors)
-        self._config = config
+        self.actors = list(actors)
+        self.config = config
         self._manifest: list[TensorInfo] = []
         self._cost = TOKENS
         self._ship = ship or shipping(config)
@@ -147,7 +147,7 @@ class Learner:
 
     async def update_critic(self, samples: Sequence[TrainingSample], *, lr_scale: float = 1.0) -> CriticMetrics:
         """One training step of the critic: as many optimizer steps as the policy's. Samples need `targets`; for `critic.clip`, `values`."""
-        check_targets(samples, self._config.critic.clip)
+        check_targets(samples, self.config.critic.clip)
         fields = ("weight", "targets", "values")
         return (await self._on_samples("update_critic", self._steps(samples), fields, lr_scale))[0]
 
@@ -160,7 +160,7 @@ class Learner:
         `outcomes` by the trajectory's id are from 0 (wrong) to 1 (right).
         """
         started = time.monotonic()
-        taught, measures = prm_targets(samples, outcomes, self._config.algorithm.advantage.prime_beta)
+        taught, measures = prm_targets(samples, outcomes, self.config.algorithm.advantage.prime_beta)
         steps, fields = [weighted(taught, PRM_REDUCTION)], ("weight", "advantages")
         step: OptimizerStep = (await self._on_samples("update_prm", steps, fields, lr_scale))[0]
         seconds = time.monotonic() - started
@@ -218,8 +218,8 @@ class Learner:
         return await self._call("on_batches", calls, method)
 
     def _steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-        algorithm = self._config.algorithm
-        whole = algorithm.reduction == "prompt-mean" or self._config.learner.shared_prefix
+        algorithm = self.config.algorithm
+        whole = algorithm.reduction == "prompt-mean" or self.config.learner.shared_prefix
         parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
         return [weighted(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
@@ -254,7 +254,7 @@ class Learner:
         while True:
             if self._ended:
                 return f"the learner ended before: {self._ended}"
-            refs = [actor.state_saved.remote() for actor in self._actors]
+            refs = [actor.state_saved.remote() for actor in self.actors]
             said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
             failures = sorted((answer for answer in said if answer), key=lambda each: isinstance(each, BaseException))
             if failures or None not in said:
@@ -269,23 +269,23 @@ class Learner:
         """Kill the ranks. May be called twice."""
         self._ended = self._ended or "it was closed"
         # After ray.shutdown() the actors are gone, and a call would start Ray again.
-        for actor in self._actors if ray.is_initialized() else []:
+        for actor in self.actors if ray.is_initialized() else []:
             ray.kill(actor, no_restart=True)
-        self._actors = []
+        self.actors = []
 
     async def _on_all(self, method: str, *arguments: Any) -> Any:
-        return (await self._call(method, [arguments] * len(self._actors)))[0]
+        return (await self._call(method, [arguments] * len(self.actors)))[0]
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
         """Call a method of ranks 0, 1, ... with their arguments; their answers in that order. Errors call it `what`."""
         what = what or method
         if self._ended:
             raise LearnerError(f"{self._name}: cannot {what}: {self._ended}")
-        refs = [getattr(self._actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
+        refs = [getattr(self.actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
         answers = [asyncio.wrap_future(ref.future()) for ref in refs]
         for answer in answers:  # marks the exception of an abandoned one as seen
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        timeout = self._config.learner.timeout
+        timeout = self.config.learner.timeout
         await asyncio.wait(answers, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             await asyncio.wait(answers, timeout=CAUSE_SECONDS, return_when=asyncio.ALL_COMPLETED)

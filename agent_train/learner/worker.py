@@ -47,12 +47,12 @@ class LearnerWorker:
         self._timeout = timedelta(seconds=config.learner.timeout)
         self._store: dist.TCPStore | None = None
         self._weights: WeightGroup | None = None
-        self._objective: PolicyObjective | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self.objective: PolicyObjective | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         # The objective of the optimizer's running averages, and their number of steps.
         self._phase = ""
-        self._steps = 0
-        self._state = StateStore(rank, config.learner.timeout)
+        self.steps = 0
+        self.store = StateStore(rank, config.learner.timeout)
 
     def open_store(self, host: str) -> int:
         """Serve the store through which the ranks find each other, on a port that is free; returns the port."""
@@ -76,17 +76,17 @@ class LearnerWorker:
         dist.init_process_group(
             backend, store=self._store, rank=self.rank, world_size=self.world, timeout=self._timeout
         )
-        self._dims = parallel_dims(self.config.learner, self.rank, self.world, self.device.type)
+        self.dims = parallel_dims(self.config.learner, self.rank, self.world, self.device.type)
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
         """Load and fsdp.shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
-        self.module = fsdp.shard(self._load_module(model_dir), self._dims, self.config, model_dir, self.device)
-        self._phase, self._steps = "", 0
-        self._optimizer = None
+        self.module = fsdp.shard(self._load_module(model_dir), self.dims, self.config, model_dir, self.device)
+        self._phase, self.steps = "", 0
+        self.optimizer = None
         if learns(self.config, self.role):
-            self._optimizer = make_optimizer(self.module.named_parameters(), self.config.learner)
+            self.optimizer = make_optimizer(self.module.named_parameters(), self.config.learner)
         return self.manifest()
 
     def update(
@@ -94,19 +94,19 @@ class LearnerWorker:
     ) -> measures.UpdateMetrics:
         """One optimizer step for each of this rank's batches; the same metrics on every rank. `version` is as the engine counts."""
         started = time.monotonic()
-        objective = self._objective = self._objective or policy_objective(self.config.algorithm)
+        objective = self.objective = self.objective or policy_objective(self.config.algorithm)
         objective.check([sample for step in steps for sample in step.samples], kl_coef, version)
         batches = [self._batches(step) for step in steps]
         if objective.needs_start:
             batches[1:] = [
-                [replace(batch, start_T=start_T) for batch, start_T in zip(later, self._score(later), strict=True)]
+                [replace(batch, start_T=start_T) for batch, start_T in zip(later, self.score(later), strict=True)]
                 for later in batches[1:]
             ]
         results = []
         for number, (step, own) in enumerate(zip(steps, batches, strict=True)):
             limit = None
             if objective.needs_drift_limit:
-                limit = objective.drift_limit(own, self._score(own), step.n_tokens, self._dims.data_group)
+                limit = objective.drift_limit(own, self.score(own), step.n_tokens, self.dims.data_group)
             given: dict[str, Any] = {"number": number, "steps": len(steps), "kl_coef": kl_coef, "version": version}
             loss = partial(objective.contribute, drift_limit=limit, **given)
             results.append(self._optimizer_step("policy", step, own, loss, lr_scale=lr_scale))
@@ -139,7 +139,7 @@ class LearnerWorker:
 
     def logprobs(self, step: RankBatch) -> list[list[list[float]]]:
         """The policy's log-probability of each masked token of each sample of each micro-batch, 0.0 elsewhere."""
-        return step.by_sample(self._score(self._batches(step)))
+        return step.by_sample(self.score(self._batches(step)))
 
     def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> critic_objective.CriticMetrics:
         """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
@@ -184,16 +184,16 @@ class LearnerWorker:
             weights = fsdp.whole_on_host(self.module, self.rank, dtype)
             if self.rank == 0:
                 last = partial(fsdp.write_model, self.module, weights, export, self._model_dir, dtype)
-        counters: dict[str, int | str] = {"phase": self._phase, "steps": self._steps}
-        self._state.begin(self.module, self._optimizer, counters, folder, last)
+        counters: dict[str, int | str] = {"phase": self._phase, "steps": self.steps}
+        self.store.begin(self.module, self.optimizer, counters, folder, last)
 
     def state_saved(self) -> str | None:
-        return self._state.saved()
+        return self.store.saved()
 
     def load_state(self, folder: str) -> None:
         """Go on from what `save_state` wrote, on any number of ranks. Raises StateError where it is of another model."""
-        counters = self._state.load(self.module, self._optimizer, folder)
-        self._phase, self._steps = counters["phase"], counters["steps"]
+        counters = self.store.load(self.module, self.optimizer, folder)
+        self._phase, self.steps = counters["phase"], counters["steps"]
 
     def connect_weights(self, address: WeightAddress) -> None:
         if self.rank == 0:
@@ -219,7 +219,7 @@ class LearnerWorker:
     def _batches(self, step: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in step.batches()]
 
-    def _score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+    def score(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         return [output[0] for output in self._outputs(batches)]
 
     @torch.no_grad()
@@ -264,24 +264,24 @@ class LearnerWorker:
 
         `lr` None is the role's own rate after its warm-up, times `lr_scale`.
         """
-        if (optimizer := self._optimizer) is None:
+        if (optimizer := self.optimizer) is None:
             raise RuntimeError(f"the {self.role} is frozen: it has no optimizer")
         if phase != self._phase:
             # The averages of another loss have another scale.
             optimizer.state.clear()
-            self._phase, self._steps = phase, 0
-        self._steps += 1
+            self._phase, self.steps = phase, 0
+        self.steps += 1
         if lr is None:
             full_lr, warmup_steps = learning_rate(self.config, self.role)
-            lr = full_lr * lr_scale * min(1.0, self._steps / max(warmup_steps, 1))
+            lr = full_lr * lr_scale * min(1.0, self.steps / max(warmup_steps, 1))
         measured = []
         for batch in batches:
             loss, *numbers = contribute(batch, self.module(batch))
             # FSDP averages gradients over the ranks; the weights 1 / N already count all of them.
-            (loss * self._dims.fsdp.size()).backward()
+            (loss * self.dims.fsdp.size()).backward()
             measured.append(numbers)
-        norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self._dims, self.device)
-        sums, maxima, grad_norm = measures.reduced(measured, norm, self._dims.data_group)
+        norm = clip_gradients(self.module, self.config.learner.max_grad_norm, self.dims, self.device)
+        sums, maxima, grad_norm = measures.reduced(measured, norm, self.dims.data_group)
         # All ranks see the same numbers, so all step or none does.
         applied = math.isfinite(sums["loss"]) and math.isfinite(grad_norm)
         if applied:

@@ -102,7 +102,7 @@ class Checkpoints:
         folder = self.run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
         try:
             size = self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
-            await asyncio.to_thread(_begin, self.run, folder)
+            await asyncio.to_thread(begin, self.run, folder)
             record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self.elapsed()}
             write_json(folder / PROGRESS, record)
         except OSError as error:
@@ -174,7 +174,7 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     for old in run.saved_checkpoints()[: -max(keep, 1)]:
         if old != final:
-            # Under another name first: half of a checkpoint must not have the name of one. `_begin` removed earlier ones.
+            # Under another name first: half of a checkpoint must not have the name of one. `begin` removed earlier ones.
             shutil.rmtree(old.rename(old.with_name(f"{_REMOVED}{old.name}")), ignore_errors=True)
 
 
@@ -216,7 +216,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
     return None, torn
 
 
-def _begin(run: RunFolder, folder: Path) -> None:
+def begin(run: RunFolder, folder: Path) -> None:
     """Make an empty folder, and remove what earlier crashes left."""
     for left in (_UNFINISHED, _REMOVED):
         for path in run.checkpoints.glob(f"{left}*"):

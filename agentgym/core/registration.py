@@ -35,11 +35,11 @@ SERVED_ENV = "agentgym.service.client.address:spec_of"  # makes the spec of a UR
 _ID = re.compile(r"(?:(?P<namespace>[A-Za-z0-9_.-]+)/)?(?P<name>[A-Za-z0-9_.-]+?)(?:-v(?P<version>\d+))?")
 _PREFIX = re.compile(r"[A-Za-z_]\w*")
 
-_specs: dict[str, EnvSpec] = {}
-_adapters: dict[str, Adapter] = {}
+registered_specs: dict[str, EnvSpec] = {}
+known_adapters: dict[str, Adapter] = {}
 _plugins_lock = threading.RLock()
 _plugins_loaded = False
-_broken_plugins: dict[str, str] = {}
+broken_plugins: dict[str, str] = {}
 
 
 class UnknownEnvError(KeyError, ValueError):
@@ -157,11 +157,11 @@ def register(
     task_source = None if tasks is None else _by_value(tasks)
     made_by = (_by_value(entry_point), dict(kwargs or {}))
     spec = EnvSpec(id, *made_by, description, tuple(tags), task_source, nondeterministic, needs)
-    present = _specs.get(id)
+    present = registered_specs.get(id)
     if present is not None and (present.entry_point, present.kwargs) != made_by:
         known = f"{_name(present.entry_point)} with {dict(present.kwargs)}"
         raise ValueError(f"environment {id!r} is already registered, as {known}; use a namespace or a version")
-    _specs[id] = spec
+    registered_specs[id] = spec
     return spec
 
 
@@ -182,8 +182,8 @@ class Adapter:
 def register_adapter(adapter: Adapter) -> Adapter:
     if not _PREFIX.fullmatch(adapter.prefix) or not PATH.fullmatch(adapter.entry_point):
         raise ValueError(f"bad adapter {adapter}: write prefix='name' and entry_point='package.module:Class'")
-    if _adapters.setdefault(adapter.prefix, adapter) != adapter:
-        raise ValueError(f"the prefix {adapter.prefix!r} is already registered, for {_adapters[adapter.prefix]}")
+    if known_adapters.setdefault(adapter.prefix, adapter) != adapter:
+        raise ValueError(f"the prefix {adapter.prefix!r} is already registered, for {known_adapters[adapter.prefix]}")
     return adapter
 
 
@@ -207,11 +207,11 @@ def spec(id: str) -> EnvSpec:
     prefix, colon, name = id.partition(":")
     if colon and _PREFIX.fullmatch(prefix):
         load_plugins()
-        if adapter := _adapters.get(prefix):
+        if adapter := known_adapters.get(prefix):
             if not name:
                 raise UnknownEnvError(f"{prefix}: needs a name, for example {prefix}:{adapter.example}")
             return EnvSpec(id, adapter.entry_point, {"name": name}, adapter.description)
-        near = difflib.get_close_matches(prefix, _adapters, n=2, cutoff=0.7)
+        near = difflib.get_close_matches(prefix, known_adapters, n=2, cutoff=0.7)
         if near and prefix not in sys.modules and importlib.util.find_spec(prefix) is None:
             meant = " or ".join(repr(f"{p}:{name}") for p in near)
             raise UnknownEnvError(f"no environment {id!r}: did you mean {meant}?")
@@ -222,8 +222,8 @@ def spec(id: str) -> EnvSpec:
         forms = "name, namespace/name, name-v2, package.module:Class, prefix:name or http://HOST:PORT/ENV"
         raise UnknownEnvError(f"bad environment id {id!r}: write {forms}")
     load_plugins()
-    if wanted["version"] is not None and id in _specs:
-        return _specs[id]
+    if wanted["version"] is not None and id in registered_specs:
+        return registered_specs[id]
     versions = _versions(wanted["namespace"], wanted["name"])
     if versions and wanted["version"] is None:
         return versions[-1]
@@ -243,7 +243,7 @@ def load_plugins() -> None:
             try:
                 plugin.load()()
             except Exception as error:
-                _broken_plugins[plugin.name] = why = f"{type(error).__name__}: {error}"
+                broken_plugins[plugin.name] = why = f"{type(error).__name__}: {error}"
                 text = f"the environments of plugin {plugin.name!r} ({plugin.value}) are missing: {why}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
 
@@ -253,20 +253,20 @@ def __getattr__(name: str) -> Any:
     if name not in ("registry", "adapters"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     load_plugins()
-    return _specs if name == "registry" else _adapters
+    return registered_specs if name == "registry" else known_adapters
 
 
 def _versions(namespace: str | None, name: str) -> list[EnvSpec]:
-    ids = [parts for known in _specs if (parts := _ID.fullmatch(known))]
+    ids = [parts for known in registered_specs if (parts := _ID.fullmatch(known))]
     found = [parts for parts in ids if (parts["namespace"], parts["name"]) == (namespace, name)]
-    return [_specs[parts[0]] for parts in sorted(found, key=lambda parts: int(parts["version"] or -1))]
+    return [registered_specs[parts[0]] for parts in sorted(found, key=lambda parts: int(parts["version"] or -1))]
 
 
 def _unknown(id: str, name: str) -> str:
-    near = difflib.get_close_matches(id, _specs, n=3, cutoff=0.5)
-    near += [known for known in _specs if known.split("/")[-1] == name and known not in near]
+    near = difflib.get_close_matches(id, registered_specs, n=3, cutoff=0.5)
+    near += [known for known in registered_specs if known.split("/")[-1] == name and known not in near]
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else "`agentgym list` shows all there are"
-    broken = "".join(f"; plugin {plugin!r} failed to load ({why})" for plugin, why in _broken_plugins.items())
+    broken = "".join(f"; plugin {plugin!r} failed to load ({why})" for plugin, why in broken_plugins.items())
     return f"no environment {id!r}: {hint}{broken}"
 
 

@@ -104,7 +104,7 @@ class _EnvPolicy:
     """Asks methods of the environment for its actions."""
 
     def __init__(self, rng: random.Random | None, *names: str):
-        self._rng = rng or random.Random(0)
+        self.rng = rng or random.Random(0)
         self._names = names
         self._methods: dict[str, Callable[..., Action]] = {}
 
@@ -133,8 +133,8 @@ class ExpertPolicy(_EnvPolicy):
         super().__init__(rng, "expert_action", *(["random_action"] if mistakes else []))
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        if self._mistakes and self._rng.random() < self._mistakes:
-            return await self._ask("random_action", self._rng)
+        if self._mistakes and self.rng.random() < self._mistakes:
+            return await self._ask("random_action", self.rng)
         return await self._ask("expert_action")
 
 
@@ -145,7 +145,7 @@ class RandomPolicy(_EnvPolicy):
         super().__init__(rng, "random_action")
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        return await self._ask("random_action", self._rng)
+        return await self._ask("random_action", self.rng)
 
 
 # ---- a person

@@ -73,7 +73,7 @@ class ChatPolicy:
         self.url = url_of(base_url)
         self.calls = EndpointUsage()
         given = {k: v for k, v in settings.items() if v is not None}
-        self._fields = {"model": model, **streaming, **given, **(extra or {})}
+        self.fields = {"model": model, **streaming, **given, **(extra or {})}
         # Stripped: a file's last newline is easily read with it.
         self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
@@ -90,7 +90,7 @@ class ChatPolicy:
         if self._system is not None:
             own = sent.pop(0) if sent and sent[0].get("role") == "system" else None
             sent.insert(0, system(f"{self._system}\n\n{text_of(own)}" if own else self._system))
-        body = {**self._fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
+        body = {**self.fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
         limiter, loop = endpoints.limiter_of(self.url), asyncio.get_running_loop()
         tries, counted, cause = 0, 0, ""
         answers = limiter.answers

@@ -154,7 +154,7 @@ def _parents(controllers: Sequence[str]) -> dict[Path, Sequence[str]]:
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     own = {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
     if version() == 2:
-        return {_delegating(_below(ROOT, own.get("", "")), controllers): controllers}
+        return {delegating_folder(_below(ROOT, own.get("", "")), controllers): controllers}
     if missing := [name for name in controllers if not (ROOT / name / "cgroup.procs").exists()]:
         raise OSError(f"no control groups for {', '.join(missing)} under {ROOT}")
     parents: dict[Path, Sequence[str]] = {}
@@ -170,7 +170,7 @@ def _below(root: Path, path: str) -> Path:
     return folder.parent if folder.name.startswith(SESSION) else folder
 
 
-def _delegating(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
+def delegating_folder(folder: Path, controllers: Sequence[str] = CONTROLLERS) -> Path:
     """In version 2, the nearest group, from `folder` upwards, whose children can have the controllers."""
     while True:
         try:

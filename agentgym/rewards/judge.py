@@ -98,14 +98,14 @@ class Judge:
         ask = _ASK_SCORE.format(low=self.low, high=self.high)
         episode = {"the episode": transcript(trajectory.messages())}
         about = f"task {trajectory.task_id!r}"
-        asked = (self._verdict(model, ask, task, episode, self._score_of, about) for model in self._models)
+        asked = (self._verdict(model, ask, task, episode, self.score_of, about) for model in self._models)
         scores = await together(asked)
         return self._unit(math.fsum(scores) / len(scores))
 
     def _unit(self, score: float) -> float:
         return (score - self.low) / (self.high - self.low)
 
-    def _score_of(self, text: str) -> float:
+    def score_of(self, text: str) -> float:
         """The score of a verdict: `<score>N</score>`, once, or a JSON object with "score" and nothing around it."""
         tags = _TAGGED.findall(text)
         if len(tags) > 1 or text.count("<score>") > 1:

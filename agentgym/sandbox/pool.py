@@ -54,7 +54,7 @@ class Lease:
     def __init__(self, box: "Pooled", pool: "SandboxPool"):
         self.id = box.id
         self.spec = box.spec
-        self._box: Pooled | None = box
+        self.box: Pooled | None = box
         self._pool = pool
         self._pid = os.getpid()
         self._up: Up = partial(pool.up_since, time.monotonic())
@@ -63,7 +63,7 @@ class Lease:
 
     @property
     def alive(self) -> bool:
-        return self._box is not None and os.getpid() == self._pid and self._box.alive
+        return self.box is not None and os.getpid() == self._pid and self.box.alive
 
     def exec(self, command: Command, **options: Any) -> ExecResult:
         with self._told_apart(program=True, values=True) as box:
@@ -91,19 +91,19 @@ class Lease:
         self._used = False
 
     def close(self) -> None:
-        box, self._box = self._box, None
+        box, self.box = self.box, None
         if box is not None and os.getpid() == self._pid:
             self._pool.give_back(box)
 
     def __del__(self) -> None:
-        box = getattr(self, "_box", None)
+        box = getattr(self, "box", None)
         if box is not None and os.getpid() == self._pid:
             self._pool.dropped.append(box)
 
     @contextmanager
     def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
         """For one call that may run a `program`. `values`: a ValueError is about a program's traces, not the host's request."""
-        box = self._box
+        box = self.box
         if box is None:
             raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
         if os.getpid() != self._pid:
@@ -201,20 +201,20 @@ class SandboxPool:
         self.name = name
         self.up_since = up_since
         self._open = open
-        self._places = places
+        self.places = places
         self._at_once = at_once
         self._idle_seconds = idle_seconds
         self._lock = places.lock
-        self._idle: deque[tuple[Pooled, float]] = deque()  # with the time since when; the last used at the right
-        self._dirty: deque[Pooled] = deque()
+        self.idle: deque[tuple[Pooled, float]] = deque()  # with the time since when; the last used at the right
+        self.dirty: deque[Pooled] = deque()
         self.dropped: deque[Pooled] = deque()  # of leases that became garbage; filled without the lock
-        self._waiters: deque[_Waiter] = deque()
-        self._lent: dict[int, Pooled] = {}  # by id(): a back end may compare sandboxes as it likes
-        self._creating = 0
-        self._resetting = 0
+        self.waiters: deque[_Waiter] = deque()
+        self.lent: dict[int, Pooled] = {}  # by id(): a back end may compare sandboxes as it likes
+        self.creating = 0
+        self.resetting = 0
         self._owed = 0  # to be replaced even if no caller waits
         self._job: Callable[[], None] | None = None  # one for which no thread could be started
-        self._workers = 0
+        self.workers = 0
         self._timer: threading.Timer | None = None  # for what is idle
         self._failures, self._reason, self._retry_at = 0, "", 0.0  # since the last success
         self._closed = False
@@ -235,7 +235,7 @@ class SandboxPool:
                     raise SandboxError(f"{self.name}: the pool was closed")
                 if box is not None:  # it died while idle; the caller keeps its place in the queue
                     self._take_back(box)
-                self._waiters.insert(0 if box is not None else len(self._waiters), waiter)
+                self.waiters.insert(0 if box is not None else len(self.waiters), waiter)
                 self._look()
             box = self._wait(waiter, timeout)
             try:
@@ -264,8 +264,8 @@ class SandboxPool:
                         raise SandboxError(f"{self.name}: no sandbox within {timeout:g} s: {self._why_none()}")
         except BaseException:  # also Ctrl-C: the caller is gone
             with self._lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                if waiter in self.waiters:
+                    self.waiters.remove(waiter)
                 if waiter.box is not None:
                     self._take_back(waiter.box)
                 self._staff_all()  # the place that was kept for it is another's
@@ -277,9 +277,9 @@ class SandboxPool:
     def _why_none(self) -> str:
         if self._failures:
             return f"the last {self._failures} attempt(s) to make one failed: {self._reason}"
-        if self._places.taken >= self._places.limit:
-            return f"all {self._places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
-        return f"{self._creating} are being made, and {len(self._waiters)} more wait for one"
+        if self.places.taken >= self.places.limit:
+            return f"all {self.places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
+        return f"{self.creating} are being made, and {len(self.waiters)} more wait for one"
 
     def give_back(self, box: Pooled) -> None:
         with self._lock:
@@ -289,25 +289,25 @@ class SandboxPool:
 
     def retire(self) -> list[Pooled]:
         """Stop lending and refuse the callers that wait. Returns the sandboxes, which the caller closes."""
-        boxes = [*(box for box, _ in self._idle), *self._dirty, *self._lent.values()]
-        self._idle.clear()
-        self._dirty.clear()
-        self._lent.clear()
+        boxes = [*(box for box, _ in self.idle), *self.dirty, *self.lent.values()]
+        self.idle.clear()
+        self.dirty.clear()
+        self.lent.clear()
         self._closed = True
-        self._places.taken -= len(boxes)
-        if self in self._places.pools:
-            self._places.pools.remove(self)
-        for waiter in self._waiters:
+        self.places.taken -= len(boxes)
+        if self in self.places.pools:
+            self.places.pools.remove(self)
+        for waiter in self.waiters:
             waiter.served.set()
-        self._waiters.clear()
+        self.waiters.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._staff_all()
         return boxes
 
     def _take_back(self, box: Pooled) -> None:
-        if self._lent.pop(id(box), None) is not None:  # it is not there after the pool's close
-            self._dirty.append(box)
+        if self.lent.pop(id(box), None) is not None:  # it is not there after the pool's close
+            self.dirty.append(box)
             self._staff()
 
     def _look(self) -> None:
@@ -317,66 +317,66 @@ class SandboxPool:
         self._staff()
 
     def _serve(self) -> None:
-        while self._waiters and self._idle:
-            waiter = self._waiters.popleft()
-            waiter.box, _ = self._idle.pop()
-            self._lent[id(waiter.box)] = waiter.box
+        while self.waiters and self.idle:
+            waiter = self.waiters.popleft()
+            waiter.box, _ = self.idle.pop()
+            self.lent[id(waiter.box)] = waiter.box
             waiter.served.set()
 
     def _missing(self) -> int:
-        coming = self._creating + self._resetting + len(self._dirty)
-        return max(len(self._waiters) + self._owed - coming, 0)
+        coming = self.creating + self.resetting + len(self.dirty)
+        return max(len(self.waiters) + self._owed - coming, 0)
 
     def _creations(self) -> int:
         """The number of sandboxes to start now, if there are places. After a failure, one at a time."""
         if self._retry_at > time.monotonic():
             return 0
-        return max(min(self._missing(), (1 if self._failures else self._at_once) - self._creating), 0)
+        return max(min(self._missing(), (1 if self._failures else self._at_once) - self.creating), 0)
 
     def _next_job(self) -> Callable[[], None] | None:
         if self._closed:
             return None
-        places = self._places
-        if self._dirty:
-            self._resetting += 1
+        places = self.places
+        if self.dirty:
+            self.resetting += 1
             # A sandbox of another pool may need this one's place.
             keep = places.taken < places.limit or self._claims_before() <= places.ending
             places.ending += not keep
-            return partial(self._clean, self._dirty.popleft(), keep)
+            return partial(self._clean, self.dirty.popleft(), keep)
         if self._creations():
             free = places.limit - places.taken
             if free > self._claims_before():
                 places.taken += 1
-                self._creating += 1
+                self.creating += 1
                 return self._create
-            idle = [pool for pool in places.pools if pool._idle]
+            idle = [pool for pool in places.pools if pool.idle]
             if not free and idle and self._missing() > places.ending:
-                return min(idle, key=lambda pool: pool._idle[0][1])._end_oldest()
-        if self._idle and self._idle[0][1] + self._idle_seconds <= time.monotonic():
+                return min(idle, key=lambda pool: pool.idle[0][1])._end_oldest()
+        if self.idle and self.idle[0][1] + self._idle_seconds <= time.monotonic():
             return self._end_oldest()
         return None
 
     def _end_oldest(self) -> Callable[[], None]:
-        box, _ = self._idle.popleft()
-        self._places.ending += 1
+        box, _ = self.idle.popleft()
+        self.places.ending += 1
         return partial(self._end, box)
 
     def _claims_before(self) -> int:
         """The number of places that belong to other pools: those where a caller has waited longer than any caller here."""
-        mine = self._waiters[0].since if self._waiters else time.monotonic()
-        others = [p for p in self._places.pools if p is not self and p._waiters and p._waiters[0].since < mine]
+        mine = self.waiters[0].since if self.waiters else time.monotonic()
+        others = [p for p in self.places.pools if p is not self and p.waiters and p.waiters[0].since < mine]
         return sum(pool._creations() for pool in others)
 
     def _staff(self) -> None:
         """Start a thread for each job that there is, and a timer where time alone will make one."""
         try:
-            while self._workers < 2 * self._at_once and (job := self._job or self._next_job()) is not None:
+            while self.workers < 2 * self._at_once and (job := self._job or self._next_job()) is not None:
                 self._job = job
                 threading.Thread(target=self._work, args=[job], name=f"{self.name} pool", daemon=True).start()
                 self._job = None
-                self._workers += 1
-            if self._idle and self._timer is None:
-                seconds = max(self._idle[0][1] + self._idle_seconds - time.monotonic(), FIRST_PAUSE)
+                self.workers += 1
+            if self.idle and self._timer is None:
+                seconds = max(self.idle[0][1] + self._idle_seconds - time.monotonic(), FIRST_PAUSE)
                 timer = threading.Timer(seconds, self._expire)
                 timer.daemon = True
                 timer.start()
@@ -385,7 +385,7 @@ class SandboxPool:
             return
 
     def _staff_all(self) -> None:
-        for pool in self._places.pools:
+        for pool in self.places.pools:
             pool._staff()
 
     # The methods from here on are run by the threads, without the lock.
@@ -401,7 +401,7 @@ class SandboxPool:
         except Exception:  # a back end broke its contract
             _log.exception("%s: while a sandbox was made, reset or closed", self.name)
         with self._lock:
-            self._workers -= 1
+            self.workers -= 1
             self._staff_all()
 
     def _create(self) -> None:
@@ -414,20 +414,20 @@ class SandboxPool:
                 self._failures += 1
                 self._reason, self._retry_at = str(error) or type(error).__name__, time.monotonic() + pause
                 self._owed = 0
-                self._creating -= 1
-                self._places.taken -= 1
+                self.creating -= 1
+                self.places.taken -= 1
                 self._staff_all()
             if first:
                 _log.warning("%s: a sandbox could not be made: %s", self.name, error)
             time.sleep(pause)  # then this thread's end starts the next attempt
             return
         with self._lock:
-            self._creating -= 1
+            self.creating -= 1
             self._failures, self._retry_at = 0, 0.0
             self._owed = max(self._owed - 1, 0)
             if self._keep(box):
                 return
-            self._places.ending += 1
+            self.places.ending += 1
         self._end(box)
 
     def _clean(self, box: Pooled, keep: bool) -> None:
@@ -439,16 +439,16 @@ class SandboxPool:
         except Exception as error:  # a sandbox with any error is replaced
             _log.warning("%s: sandbox %s is replaced: %s", self.name, box.id, error)
         with self._lock:
-            self._resetting -= 1
+            self.resetting -= 1
             if clean and self._keep(box):
                 return
             self._owed += keep
-            self._places.ending += keep
+            self.places.ending += keep
         self._end(box)
 
     def _keep(self, box: Pooled) -> bool:
         if not self._closed:
-            self._idle.append((box, time.monotonic()))
+            self.idle.append((box, time.monotonic()))
             self._serve()
         return not self._closed
 
@@ -457,8 +457,8 @@ class SandboxPool:
             box.close()
         finally:
             with self._lock:
-                self._places.ending -= 1
-                self._places.taken -= 1
+                self.places.ending -= 1
+                self.places.taken -= 1
 
 
 def close_all(boxes: list[Pooled], timeout: float) -> None:

@@ -105,7 +105,7 @@ class Run:
         """Read new records in a thread; returns when all are read, or after this time while the thread continues."""
         self.refresh()
         if behind := [file for file in self.files.values() if file.changed()]:
-            self._thread.run(lambda: _read_all(behind), seconds)
+            self._thread.run(lambda: read_all(behind), seconds)
 
     def listed(self, query: Query, seconds: float) -> tuple[list[Found], float]:
         """The rows that a query finds, and the share of rows in which its text was searched."""
@@ -170,7 +170,7 @@ def _in_order(name: str) -> tuple[int, str]:
     return (int(step[2]) if step else 0, name)
 
 
-def _read_all(files: Iterable[EpisodeFile]) -> None:
+def read_all(files: Iterable[EpisodeFile]) -> None:
     for file in files:
         file.update()
 
@@ -243,17 +243,17 @@ class Runs:
         self._found: dict[str, Run] = {}
         self._by_path: dict[Path, Run] = {}
         self._ids: dict[str, Path] = {}
-        self._looked = 0.0
+        self.looked = 0.0
         self._thread = BackgroundThread("runs")
         self._lock = threading.Lock()
 
     def look(self) -> list[Run]:
         """The current runs; searched for at most once a second."""
         with self._lock:
-            if time.monotonic() - self._looked > LOOK_SECONDS or not self._looked:
+            if time.monotonic() - self.looked > LOOK_SECONDS or not self.looked:
                 self._by_path = {path: self._run(path, kind) for path, kind in run_folders(self.roots)}
                 self._found = {run.id: run for run in self._by_path.values()}
-                self._looked = time.monotonic()
+                self.looked = time.monotonic()
             return list(self._found.values())
 
     def get(self, id: str) -> Run:

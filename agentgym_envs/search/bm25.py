@@ -45,8 +45,8 @@ class Index:
         ]
         if not self._vocabulary:
             raise ValueError(f"a corpus of {len(self.passages)} passages has no words to index")
-        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
-        self._bm25.index((numbers, dict(self._vocabulary)), create_empty_token=False, show_progress=False)
+        self.bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+        self.bm25.index((numbers, dict(self._vocabulary)), create_empty_token=False, show_progress=False)
 
     def search(self, query: str, topk: int) -> list[tuple[Mapping[str, str], float]]:
         """At most `topk` passages that share a word with the query, best first, with their scores (float32)."""
@@ -55,7 +55,7 @@ class Index:
         wanted = [self._vocabulary[word] for word in words_of(query) if word in self._vocabulary]
         if not wanted or topk < 1:
             return []
-        scores = self._bm25.get_scores_from_ids(wanted)
+        scores = self.bm25.get_scores_from_ids(wanted)
         found = np.flatnonzero(scores > 0)
         if len(found) > topk:
             # Keep all passages that tie with the last one: a partition alone would choose among them arbitrarily.

@@ -73,10 +73,10 @@ class LocalRetriever(Retriever):
     """BM25 in this process: one index for all environments."""
 
     def __init__(self, corpus: str):
-        self._index = index_of(corpus)
+        self.index = index_of(corpus)
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        return [passage for passage, _ in self._index.search(query, topk)]
+        return [passage for passage, _ in self.index.search(query, topk)]
 
 
 class HttpRetriever(Retriever):

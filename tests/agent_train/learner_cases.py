@@ -92,8 +92,8 @@ def recorded(worker, update):
         found.update({name: p.grad.full_tensor().clone() for name, p in worker.module.model.named_parameters()})
 
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, worker._optimizer, "step", worker._optimizer.step)
-        worker._optimizer.step = record
+        stack.callback(setattr, worker.optimizer, "step", worker.optimizer.step)
+        worker.optimizer.step = record
         answer = update()
     return answer, found
 
@@ -112,15 +112,15 @@ class InProcess(Learner):
 
     def __init__(self, worker, config):
         super().__init__([worker], config, worker.role, shipping(config, put=lambda batch: batch))
-        worker.config, worker._objective = config, None
+        worker.config, worker.objective = config, None
 
     async def _call(self, method, arguments, what=""):
-        return [getattr(self._actors[0], method)(*arguments[0])]
+        return [getattr(self.actors[0], method)(*arguments[0])]
 
 
 def in_process(first, role, model_dir, config):
     """A rank of another role beside one that has started in this process."""
     worker = LearnerWorker(0, 1, config, "cpu", role)
-    worker._dims = first._dims
+    worker.dims = first.dims
     worker.load(str(model_dir))
     return worker

@@ -64,11 +64,11 @@ def settings(loss="ppo", **fields):
 @contextlib.contextmanager
 def as_table(worker, logprobs, entropy, algorithm, lr):
     """The worker with a table for its model and plain gradient descent, and what it was put back after."""
-    kept = {name: getattr(worker, name) for name in ("config", "module", "_optimizer", "_objective")}
+    kept = {name: getattr(worker, name) for name in ("config", "module", "optimizer", "objective")}
     worker.config = dataclasses.replace(make_config(lr=lr), algorithm=algorithm)
     worker.module = Table(logprobs, entropy)
-    worker._optimizer = torch.optim.SGD(worker.module.parameters(), lr=lr)
-    worker._objective = None
+    worker.optimizer = torch.optim.SGD(worker.module.parameters(), lr=lr)
+    worker.objective = None
     try:
         yield worker
     finally:
@@ -80,7 +80,7 @@ def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, update
     """One update, whose optimizer steps all see the same rows, of a table that begins with these log-probabilities."""
     grads, entropy_grads = [], []
     with as_table(worker, logprobs, entropy or [1.0] * len(logprobs), algorithm, lr) as worker:
-        optimizer_step = worker._optimizer.step
+        optimizer_step = worker.optimizer.step
 
         def step():
             grads.append(worker.module.logprobs.grad[1:].tolist())
@@ -88,7 +88,7 @@ def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, update
             # The weights of id 0 are NaN and have a gradient of 0.
             optimizer_step()
 
-        worker._optimizer.step = step
+        worker.optimizer.step = step
         share = rank_batches(rows, 1, budget, algorithm.reduction, algorithm.reduction_length)[0]
         metrics = worker.update([share] * updates, **given)
     return Learnt(metrics, grads, entropy_grads)
@@ -102,7 +102,7 @@ def doubled(logprobs_T, advantages_T, *, factor=2.0):
 def gradients_by(worker, algorithm, rows, rank, world, budget, kl_coef):
     """What `gradients_of` finds for one rank's share of the rows, with these settings of the algorithm."""
     worker.config = dataclasses.replace(worker.config, algorithm=algorithm)
-    worker._objective = None
+    worker.objective = None
     share = rank_batches(rows, world, budget, algorithm.reduction, algorithm.reduction_length)[rank]
     return gradients_of(worker, share, kl_coef=kl_coef)
 

@@ -131,8 +131,8 @@ def lora_gradients(worker, share):
                 found[name] = parameter.grad.full_tensor().clone()
 
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, worker._optimizer, "step", worker._optimizer.step)
-        worker._optimizer.step = record
+        stack.callback(setattr, worker.optimizer, "step", worker.optimizer.step)
+        worker.optimizer.step = record
         return worker.update([share]), found
 
 

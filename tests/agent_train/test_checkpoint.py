@@ -126,7 +126,7 @@ def test_whenever_the_machine_stops_a_whole_checkpoint_is_found(run, tmp_path, s
         found.add(text)
         assert run.latest_checkpoint().name in ("step-000005", f"step-{step:06d}")
         # What was left behind is in nobody's way.
-        module._begin(run, run.checkpoints / ".unfinished-next")
+        module.begin(run, run.checkpoints / ".unfinished-next")
         saved(run, 20, keep=1)
         assert names(run) == [".unfinished-next", "latest", "step-000020"]
         shutil.rmtree(run.path)

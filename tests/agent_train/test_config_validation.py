@@ -180,7 +180,7 @@ def test_an_environment_without_a_sandbox_is_told_of_none(tmp_path):
 
 def test_a_sandbox_that_cannot_be_had_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    monkeypatch.setattr(backends._process, "choices", {})  # one that succeeded before would be kept
+    monkeypatch.setattr(backends.process_state, "choices", {})  # one that succeeded before would be kept
     config = compose(["+env=sql", "sandbox=docker", "engine=embedded", f"trainer.runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"sandbox=docker.*unix:///no/such/docker.sock"):
         validate(config)

@@ -173,7 +173,7 @@ def test_heads_that_share_keys_and_windows_attend_as_transformers_does(tmp_path,
 
     async def run():
         engine = EmbeddedEngine(tmp_path, 512, device="cpu")
-        assert engine._model.config._attn_implementation == GROUPED
+        assert engine.model.config._attn_implementation == GROUPED
         completions = await asyncio.gather(*map(engine.generate, prompts, requests))
         await engine.close()
         return completions

@@ -137,7 +137,7 @@ def test_greedy_episodes_take_the_likeliest_token_whatever_the_seed(engine, rend
         first = trajectory.turns[0].tokens
         assert again.turns[0].tokens.completion_ids == first.completion_ids
         with torch.no_grad():
-            logits_V = engine._model(torch.tensor([first.prompt_ids])).logits[0, -1]
+            logits_V = engine.model(torch.tensor([first.prompt_ids])).logits[0, -1]
         assert first.completion_ids[0] == int(logits_V.argmax())
 
 
@@ -149,7 +149,7 @@ def test_the_same_seed_gives_the_same_tokens_at_any_concurrency(engine, renderer
 
 def test_what_the_engine_sampled_is_what_is_trained(engine, renderer):
     """With the model itself as the judge: the log-probability of each sampled id, given the row before it, is the row's."""
-    model = engine._model
+    model = engine.model
     for group in play(engine, renderer, tasks(2)):
         for trajectory in group.trajectories:
             (row,) = samples_of(trajectory, SAMPLING.temperature)

@@ -42,7 +42,7 @@ def ranks(workers, **learner):
 
 
 async def pid_of(learner, rank):
-    return await asyncio.wait_for(learner._actors[rank].__ray_call__.remote(lambda self: os.getpid()), 120)
+    return await asyncio.wait_for(learner.actors[rank].__ray_call__.remote(lambda self: os.getpid()), 120)
 
 
 async def a_run(model_dir, saved):
@@ -59,10 +59,10 @@ async def a_run(model_dir, saved):
             await learner.update([])  # refused before it reaches a rank: the next one is as ever
         assert (await learner.update(rows)).skipped == 0
         # Several optimizer steps share the rows of a step out.
-        learner._config = dataclasses.replace(learner._config, algorithm=AlgorithmConfig(updates_per_step=3))
+        learner.config = dataclasses.replace(learner.config, algorithm=AlgorithmConfig(updates_per_step=3))
         said["several"] = await learner.update(rows, lr_scale=10.0)
         said["pids"] = [await pid_of(learner, rank) for rank in (0, 1)]
-        learner._config = ranks(2, timeout=1.0)
+        learner.config = ranks(2, timeout=1.0)
         os.kill(said["pids"][0], signal.SIGSTOP)
         with pytest.raises(LearnerError) as late:
             await learner.save("/nowhere/to/be/written")

@@ -36,7 +36,7 @@ def update(worker, seed):
 
 def whole_state(worker):
     """A copy of every tensor of model and optimizer, whole. A collective."""
-    tensors = tensors_of(worker.module, worker._optimizer)
+    tensors = tensors_of(worker.module, worker.optimizer)
     return {name: (x.full_tensor() if isinstance(x, DTensor) else x).clone() for name, x in tensors.items()}
 
 
@@ -83,13 +83,13 @@ def test_a_save_has_the_state_of_when_it_began_and_a_load_goes_on_from_there(mod
     with one_rank(model_dir) as worker:
         worker.load_state(str(tmp_path / "state"))
         assert_equal(whole_state(worker), before)
-        assert worker._steps == 1
+        assert worker.steps == 1
         exported = load_file(tmp_path / "export" / "model.safetensors")
         weights = dict(full_tensors(worker.module))
         assert all(torch.equal(exported[name], weights[name]) for name in exported)
         update(worker, 1)
         assert_equal(whole_state(worker), after)
-        assert worker._steps == 2
+        assert worker.steps == 2
 
 
 def two_ranks(rank, world, port, model_dir, folder):
@@ -156,7 +156,7 @@ def test_random_numbers_go_on_where_they_were(model_dir, tmp_path):
 def test_a_second_save_before_the_first_has_ended_is_refused(model_dir, tmp_path, monkeypatch):
     with one_rank(model_dir) as worker:
         worker.save_state(str(tmp_path / "state"))
-        running = worker._state._running
+        running = worker.store._running
         monkeypatch.setattr(running, "done", lambda: False)
         with pytest.raises(RuntimeError, match="while the one before was being written"):
             worker.save_state(str(tmp_path / "other"))

@@ -44,7 +44,7 @@ def trained(model_dir, tmp_path_factory):
     with one_rank(model_dir, config_of()) as worker:
         begin = worker.logprobs(share)
         base = {name: p.detach().clone() for name, p in worker.module.named_parameters() if ".lora_" not in name}
-        names = [name for group in worker._optimizer.param_groups for name in group["params"]]
+        names = [name for group in worker.optimizer.param_groups for name in group["params"]]
         learned = sum(p.numel() for p in names)
         worker.update([share])
         worker.update([share])

@@ -277,12 +277,12 @@ def test_a_pass_of_its_own_is_made_only_for_the_later_steps_and_only_where_somet
     def passes(loss, **fields):
         calls = []
         algorithm = settings(loss, **fields)
-        scored = worker._score
-        worker._score = lambda batches: calls.append(len(batches)) or scored(batches)
+        scored = worker.score
+        worker.score = lambda batches: calls.append(len(batches)) or scored(batches)
         try:
             learn(worker, [row_of([-1.0], [1.0], versions=[-1, 0])], [-1.0], algorithm, updates=updates, version=0)
         finally:
-            del worker._score
+            del worker.score
         return len(calls)
 
     assert passes("ppo") == updates - 1

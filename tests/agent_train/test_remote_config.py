@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
 
 

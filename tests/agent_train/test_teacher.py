@@ -67,7 +67,7 @@ def with_endpoint(policy_dir, call, completions=scores, detokenize=spells, **eng
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         config = Config()
-        config.teacher.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
+        config.teacher.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         config.teacher.model = "wise"
         config.engine = dataclasses.replace(config.engine, **engine)
         try:

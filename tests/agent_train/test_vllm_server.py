@@ -74,7 +74,7 @@ def serve(handler, call):
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
             async with open_client() as client:
                 return await call(client, url)

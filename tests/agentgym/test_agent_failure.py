@@ -30,7 +30,7 @@ def kill_guest(box, backend):
         engine.client().kill(box.id)
         return
     record = json.loads((bubblewrap.records() / f"{box.id}.json").read_text())
-    for pid in bubblewrap._children(record["bwrap"]):
+    for pid in bubblewrap.children_of(record["bwrap"]):
         os.kill(pid, signal.SIGKILL)
 
 

@@ -97,7 +97,7 @@ class Server:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         try:
-            yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         finally:
             await runner.cleanup()
 

@@ -245,11 +245,11 @@ class SlowToMake(Parity):
 @pytest.fixture(autouse=True)
 def registered():
     registration.load_plugins()
-    before = dict(registration._specs)
+    before = dict(registration.registered_specs)
     register("test/parity", Parity, description="even or odd", tags=["test"])
     yield
-    registration._specs.clear()
-    registration._specs.update(before)
+    registration.registered_specs.clear()
+    registration.registered_specs.update(before)
 
 
 def named(env_class):

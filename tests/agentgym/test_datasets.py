@@ -33,7 +33,7 @@ def alone(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(datasets, "_noticed", set())
+    monkeypatch.setattr(datasets, "noticed", set())
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ class TestHuggingFace:
         assert tasks.source == "Hugging Face cache: openai/gsm8k (main, test)"
 
     def test_another_split_is_not_taken_for_it(self, cache):
-        assert datasets._from_cache(HUB, "te") is None
-        assert datasets._from_cache(HUB, "train") is None
+        assert datasets.from_cache(HUB, "te") is None
+        assert datasets.from_cache(HUB, "train") is None
 
     def test_a_broken_cache_is_passed_over(self, cache):
         for file in cache.glob("**/*.arrow"):
@@ -114,7 +114,7 @@ class TestHuggingFace:
 
     def test_without_the_package_nothing_is_asked(self, monkeypatch):
         monkeypatch.delenv("HF_HUB_OFFLINE")
-        monkeypatch.setattr(datasets, "_installed", lambda: False)
+        monkeypatch.setattr(datasets, "is_installed", lambda: False)
         monkeypatch.setattr(datasets, "_hub_answers", lambda endpoint: pytest.fail("asked"))
         assert load().source == "the project's own problems"
 
@@ -150,7 +150,7 @@ class TestHuggingFace:
         def fail(seconds, work, name):
             raise TimeoutError(f"{name}: no answer")
 
-        monkeypatch.setattr(datasets, "_within", fail)
+        monkeypatch.setattr(datasets, "call_within", fail)
         with caplog.at_level(logging.INFO):
             assert load().source == "the project's own problems"
         assert "download of openai/gsm8k: no answer" in caplog.text
@@ -178,4 +178,4 @@ class TestShipped:
 
 def test_work_that_takes_too_long_is_left_behind_by_name():
     with pytest.raises(TimeoutError, match=r"nap: no answer within 0\.05 s"):
-        datasets._within(0.05, lambda: time.sleep(0.5), "nap")
+        datasets.call_within(0.05, lambda: time.sleep(0.5), "nap")

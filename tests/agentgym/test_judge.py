@@ -91,7 +91,7 @@ class Server:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         try:
-            yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         finally:
             await runner.cleanup()
 
@@ -396,7 +396,7 @@ verdicts = [
 def test_any_verdict_is_read_or_refused(text):
     judge = Judge("http://x/v1", "m", "r", retries=0)
     try:
-        score = judge._score_of(text)
+        score = judge.score_of(text)
     except ValueError:  # refused, and sent back
         return
     assert 0 <= score <= 10

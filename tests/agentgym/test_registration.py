@@ -43,10 +43,10 @@ def make_guess(size: int = 3):
 @pytest.fixture(autouse=True)
 def clean_registry():
     registration.load_plugins()
-    before = dict(registration._specs)
+    before = dict(registration.registered_specs)
     yield
-    registration._specs.clear()
-    registration._specs.update(before)
+    registration.registered_specs.clear()
+    registration.registered_specs.update(before)
 
 
 def test_register_make_and_spec():
@@ -215,7 +215,7 @@ def test_plugins_are_loaded_once_and_a_broken_one_breaks_no_other(monkeypatch):
     plugins = [EntryPoint("broken", broken), EntryPoint("good", good)]
     monkeypatch.setattr(registration.metadata, "entry_points", lambda group: plugins)
     monkeypatch.setattr(registration, "_plugins_loaded", False)
-    monkeypatch.setattr(registration, "_broken_plugins", {})
+    monkeypatch.setattr(registration, "broken_plugins", {})
     with pytest.warns(
         RuntimeWarning, match=r"plugin 'broken' \(broken:register\) are missing: RuntimeError: needs java"
     ):

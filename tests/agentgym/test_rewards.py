@@ -455,7 +455,7 @@ def rewarded_echo(**kwargs):
 
 
 def test_it_can_be_registered_checked_and_rewarded_again(monkeypatch):
-    monkeypatch.setattr(registration, "_specs", dict(registration._specs))
+    monkeypatch.setattr(registration, "registered_specs", dict(registration.registered_specs))
     agentgym.register("test/rewarded", rewarded_echo, tasks=Echo.default_tasks)
     assert check_env("test/rewarded") == []
     env = Rewarded(agentgym.make("test/rewarded", max_turns=1), Rubric([Reward(env_reward, -1.0)]))

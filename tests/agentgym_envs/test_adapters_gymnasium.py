@@ -279,7 +279,7 @@ def test_a_module_that_registers_is_imported_first(tmp_path, monkeypatch):
 
 
 def test_a_prefix_goes_before_a_module_of_its_name_and_other_modules_stay_reachable(monkeypatch):
-    monkeypatch.setattr(registration, "_adapters", dict(registration._adapters))
+    monkeypatch.setattr(registration, "known_adapters", dict(registration.known_adapters))
     assert spec("gymnasium:FrozenLake").kwargs == {"name": "FrozenLake"}
     assert spec("agentgym_envs.adapters.gymnasium:GymnasiumEnv").load() is GymnasiumEnv
     adapter = Adapter("lakes", "agentgym_envs.adapters.gymnasium:GymnasiumEnv", install="lakes")

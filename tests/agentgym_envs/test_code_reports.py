@@ -247,7 +247,7 @@ class Lost:
         self.box = box
 
     def exec(self, *args, **kwargs):
-        threading.Timer(0.2, self.box._box.close).start()
+        threading.Timer(0.2, self.box.box.close).start()
         return self.box.exec(["sleep", "30"], timeout=30)
 
     def close(self):

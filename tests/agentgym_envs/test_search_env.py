@@ -133,7 +133,7 @@ class TestSplits:
 
     def test_without_a_folder_auto_takes_our_own(self, monkeypatch, caplog):
         monkeypatch.setenv("AGENTGYM_DATA", "")
-        monkeypatch.setattr("agentgym.datasets._noticed", set())
+        monkeypatch.setattr("agentgym.datasets.noticed", set())
         assert agentgym.spec("search").tasks("test").source == "the project's own questions"
         assert "agentgym data get xquad" in caplog.text
 

@@ -106,7 +106,7 @@ class TestIndex:
         monkeypatch.setattr(corpora, "Index", Slow)
         monkeypatch.setattr(corpora, "_indexes", {})
         found = []
-        threads = [threading.Thread(target=lambda: found.append(LocalRetriever("own")._index)) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: found.append(LocalRetriever("own").index)) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -116,7 +116,7 @@ class TestIndex:
         assert len(set(map(id, found))) == 1
 
     def test_no_optional_accelerator_is_used(self):
-        assert index_of("own")._bm25.backend == "numpy"
+        assert index_of("own").bm25.backend == "numpy"
 
     def test_another_process_with_another_hash_seed_finds_the_same(self):
         code = (

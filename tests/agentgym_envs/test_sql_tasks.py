@@ -143,7 +143,7 @@ class TestTasks:
 
     def test_without_the_data_our_own_are_taken_and_that_is_said(self, monkeypatch, caplog):
         monkeypatch.setenv("AGENTGYM_DATA", "")
-        monkeypatch.setattr("agentgym.datasets._noticed", set())
+        monkeypatch.setattr("agentgym.datasets.noticed", set())
         assert load_questions("test").source == "the project's own questions over library and railway"
         load_questions("test")
         assert [record.message.count("AGENTGYM_DATA") for record in caplog.records] == [1]

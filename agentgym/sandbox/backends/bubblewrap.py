@@ -98,11 +98,11 @@ class Embedded:
         except OSError as error:
             own = {"more": {"AS": spec.memory, "NPROC": spec.pids}}
             each = f"each process may take {spec.memory} bytes of memory instead of all together"
-            _warn_once(f"no control groups ({error}): {each}, the processor time is not limited")
+            warn_once(f"no control groups ({error}): {each}, the processor time is not limited")
         if os.getuid() == 0:
             own["user"] = limits.own_user()
         else:
-            _warn_once("not root: programs are one user with the guest and can write to /private")
+            warn_once("not root: programs are one user with the guest and can write to /private")
         ours, theirs = socket.socketpair()
         try:
             process = self._start(theirs)
@@ -115,10 +115,10 @@ class Embedded:
             theirs.close()
         path = SYSTEM_PATH if self.rootfs is not None else f"{HOST_PYTHON.parent}:{SYSTEM_PATH}"
         box = greet(SocketStream(ours), spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end)
-        guests = _children(process.pid)
+        guests = children_of(process.pid)
         why_not = limits.limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
         if why_not:
-            _warn_once(f"the number of files in a sandbox is not limited: {why_not}")
+            warn_once(f"the number of files in a sandbox is not limited: {why_not}")
         box.facts["files_unlimited"] = why_not
         return box
 
@@ -185,12 +185,12 @@ class Embedded:
 
 def _kill_tree(pid: int) -> None:
     """Kill bwrap's child, which is process 1 of the sandbox, so that all in it ends; then bwrap."""
-    for each in (*_children(pid), pid):
+    for each in (*children_of(pid), pid):
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -207,12 +207,12 @@ def _own_terminals() -> bool:
     except (OSError, subprocess.TimeoutExpired) as failure:
         error = str(failure)
     if error:
-        _warn_once(f"the number of pseudo-terminals of a sandbox is not limited: {error}")
+        warn_once(f"the number of pseudo-terminals of a sandbox is not limited: {error}")
     return not error
 
 
 @cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
     LOG.warning(text)
 
 

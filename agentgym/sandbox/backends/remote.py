@@ -139,7 +139,7 @@ class RemoteChannel(GuestRpc):
         self._resume = ""
         self._last = 0
         self._request = ""  # the one whose answer is awaited
-        self._sent = False
+        self.sent = False
         self._then: Header | None = None  # an answer that came with the one before
         self._socket: BlockingWebSocket | None = None
         until = time.monotonic() + CONNECT_SECONDS
@@ -191,15 +191,15 @@ class RemoteChannel(GuestRpc):
             what = f"{call} would send {len(request):,} bytes, and the server takes {most:,}"
             raise SandboxError(f"sandbox {self.name}: {what}")
         self._last += 1
-        self._request, self._sent = request, False
+        self._request, self.sent = request, False
 
     def _transmit(self, until: float) -> None:
         """Send the request, if the connection takes it; `_exchange` sends it again where it did not."""
-        if self._socket is None or self._sent:
+        if self._socket is None or self.sent:
             return
         try:
             self._socket.send(self._request, until)
-            self._sent = True
+            self.sent = True
         except TimeoutError:
             raise
         except OSError:
@@ -238,7 +238,7 @@ class RemoteChannel(GuestRpc):
         return NoRoom(text) if elsewhere else SandboxError(text)
 
     def _drop(self) -> None:
-        socket, self._socket, self._sent = self._socket, None, False
+        socket, self._socket, self.sent = self._socket, None, False
         if socket is not None:
             socket.close(in_order=False)
 

@@ -102,8 +102,8 @@ class _ProcessState:
         self.bubblewrap_works = False
 
 
-_process = _ProcessState()
-os.register_at_fork(after_in_child=_process.begin_anew)
+process_state = _ProcessState()
+os.register_at_fork(after_in_child=process_state.begin_anew)
 
 
 def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
@@ -132,14 +132,14 @@ def choose(backend: str | None = None, image: str = "python") -> Choice:
     wanted = backend if backend is not None else os.environ.get("AGENTGYM_SANDBOX") or "auto"
     source = "it was asked for" if backend is not None else "AGENTGYM_SANDBOX says so"
     wanted = check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
-    with _process.lock:
-        choice = _process.choices.get((backend, wanted, image))
+    with process_state.lock:
+        choice = process_state.choices.get((backend, wanted, image))
         if choice is None:
             choice = _best(image) if wanted == "auto" else Choice(wanted, source)
             if wanted != "auto" and (why_not := _why_not(wanted, image)) is not None:
                 what = f"no sandbox of image {image!r} by {wanted}, and {source}"
                 raise SandboxError(f"{what}: {why_not}; or take another back end")
-            _process.choices[backend, wanted, image] = choice
+            process_state.choices[backend, wanted, image] = choice
             _log.info("sandboxes of image %r: %s, because %s", image, choice.name, choice.reason)
     return choice
 
@@ -165,10 +165,10 @@ def check_backend(name: str, what: str = "sandbox") -> str:
 
 
 def close_pools(timeout: float = 3.0) -> None:
-    with _process.lock:
-        places = _process.places
-        _process.places = None
-        _process.pools.clear()
+    with process_state.lock:
+        places = process_state.places
+        process_state.places = None
+        process_state.pools.clear()
     if places is not None:
         places.close(timeout)
 
@@ -208,9 +208,9 @@ def _why_not(name: str, image: str) -> str | None:
         if images.is_reference(image):
             return f"it has no Docker images such as {image}"
         images.recipe(image)
-        if not _process.bubblewrap_works and (why_not := bubblewrap.usable()):
+        if not process_state.bubblewrap_works and (why_not := bubblewrap.usable()):
             return why_not
-        _process.bubblewrap_works = True
+        process_state.bubblewrap_works = True
         bubblewrap.image_root(image)
     except SandboxError as error:
         return str(error)
@@ -219,26 +219,26 @@ def _why_not(name: str, image: str) -> str | None:
 
 def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
     key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
-    with _process.lock:
-        if _process.places is None:
+    with process_state.lock:
+        if process_state.places is None:
             limit = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
             if not limit.isdecimal() or int(limit) < 1:
                 raise ValueError(f"AGENTGYM_SANDBOXES={limit}: must be a whole number of at least 1")
-            _process.places = Places(int(limit))
+            process_state.places = Places(int(limit))
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
-        if key not in _process.pools:
+        if key not in process_state.pools:
             open_one, run = opener(name), run_label()
             probe = replace(spec, start_timeout=PROBE_SECONDS)
             unbroken_since = engine.unbroken_since if name == "docker" else lambda then: True
-            _process.pools[key] = SandboxPool(
+            process_state.pools[key] = SandboxPool(
                 lambda: open_one(spec, run),
-                _process.places,
+                process_state.places,
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if name.startswith(URL) else IDLE_SECONDS,
                 up_since=Health(lambda: open_one(probe, run), unbroken_since).up_since,
             )
-        return _process.pools[key]
+        return process_state.pools[key]
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:

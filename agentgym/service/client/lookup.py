@@ -24,7 +24,7 @@ RECORD_SECONDS = 60.0
 PAGE, PAGES = 100, 500
 _JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
-_records: dict[Address, tuple[float, dict[str, Any]]] = {}
+known_records: dict[Address, tuple[float, dict[str, Any]]] = {}
 _asking: dict[Address, threading.Lock] = {}
 
 
@@ -35,7 +35,7 @@ class NotFound(ValueError):
 def record_of(address: Address) -> dict[str, Any]:
     """The servers' record of the environment (description, tags, splits, tools, ...), cached for a minute."""
     with _asking.setdefault(address, threading.Lock()):  # many environments are made at once: one asks for all
-        told, record = _records.get(address, (float("-inf"), {}))
+        told, record = known_records.get(address, (float("-inf"), {}))
         if told + RECORD_SECONDS > time.monotonic():
             return record
         try:
@@ -48,7 +48,7 @@ def record_of(address: Address) -> dict[str, Any]:
         if address.env not in known:
             hint = instead(address.env, known)
             raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
-        _records[address] = time.monotonic(), known[address.env]
+        known_records[address] = time.monotonic(), known[address.env]
         return known[address.env]
 
 

@@ -250,7 +250,7 @@ class RemoteSession:
         self._look_later()
 
     async def _feel(self, request: int) -> None:
-        alive = await shared((self.address, self.server), lambda: _answers(self.address, self.server))
+        alive = await shared((self.address, self.server), lambda: still_answers(self.address, self.server))
         if not alive and self._last == request and self._in_use.locked():
             self._silent = True
             cut(self.ws)  # which ends the waiting call
@@ -290,7 +290,7 @@ class RemoteSession:
         return f"{self.address.env} at {self.server}"
 
 
-async def _answers(address: Address, server: str) -> bool:
+async def still_answers(address: Address, server: str) -> bool:
     """False if a server is silent. One that refuses, or whose machine does, is for the connection to find out."""
     from aiohttp import ClientError
 

@@ -59,7 +59,7 @@ class EnvServer:
         most = 2 * settings.max_sessions + SPARE_CONNECTIONS
         self.connections = HttpConnections(most, settings.limits.message_seconds)
         self.port = settings.port
-        self._runner: web.AppRunner | None = None
+        self.runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -74,9 +74,9 @@ class EnvServer:
             self._watching = asyncio.create_task(self._watch())
             app = web.Application(middlewares=[self._guard], client_max_size=self.settings.limits.message_bytes)
             add_routes(app, self)
-            self._runner = web.AppRunner(app, shutdown_timeout=1.0)
-            await self._runner.setup()
-            await self._listen(cast("web.Server", self._runner.server), tls)
+            self.runner = web.AppRunner(app, shutdown_timeout=1.0)
+            await self.runner.setup()
+            await self._listen(cast("web.Server", self.runner.server), tls)
         except BaseException:
             await self.close()
             raise
@@ -123,8 +123,8 @@ class EnvServer:
             self._watching.cancel()
         self.listing.close()
         await self.sessions.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self.runner is not None:
+            await self.runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -29,14 +29,14 @@ class EnvErrors:
 
     def __init__(self, env: str, session: str, token: str):
         self._of = {"env": env, "session": session, "token": token}
-        self._since = -_ERRORS_SECONDS
+        self.since = -_ERRORS_SECONDS
         self._logged = 0
         self._left_out = 0
 
     def log(self, call: str, error: BaseException) -> None:
         now = time.monotonic()
-        if now >= self._since + _ERRORS_SECONDS:
-            self._since, self._logged = now, 0
+        if now >= self.since + _ERRORS_SECONDS:
+            self.since, self._logged = now, 0
         if self._logged >= _ERRORS:
             self._left_out += 1
             return

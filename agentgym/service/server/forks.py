@@ -63,10 +63,10 @@ class Forks:
         }
         self._memory = memory
         self._died = died
-        self._process: subprocess.Popen[bytes] | None = None
-        self._packets: Packets | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.packets: Packets | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._forks: dict[str, Fork] = {}
+        self.forks: dict[str, Fork] = {}
         self._numbers = itertools.count()
         self._restarting: asyncio.Task[None] | None = None
         self._most_spares = settings.workers
@@ -75,7 +75,7 @@ class Forks:
 
     @property
     def ready(self) -> bool:
-        return self._ready is not None and self._ready.done() and self._packets is not None
+        return self._ready is not None and self._ready.done() and self.packets is not None
 
     async def start(self) -> None:
         """Start the zygote and wait until it has imported everything. Raises `ZygoteFailed`."""
@@ -85,7 +85,7 @@ class Forks:
         environ = {**dict.fromkeys(_THREADS, "1"), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own needs a child watcher
+            self.process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own needs a child watcher
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
@@ -94,8 +94,8 @@ class Forks:
                 env=environ,
             )
         self._ready = asyncio.get_running_loop().create_future()
-        self._packets = Packets(ours, self._heard, self._lost)
-        self._packets.send(self._setup)
+        self.packets = Packets(ours, self._heard, self._lost)
+        self.packets.send(self._setup)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._ready
@@ -108,13 +108,13 @@ class Forks:
     def fork(self, kind: str, message: dict[str, Any], fds: Sequence[int]) -> str:
         """Ask for a process, and return its key. It gets the descriptors, which are closed here."""
         key = f"{kind} {next(self._numbers)}"
-        self._forks[key] = Fork()
-        if self._packets is None:
+        self.forks[key] = Fork()
+        if self.packets is None:
             for fd in fds:
                 os.close(fd)
             asyncio.get_running_loop().call_soon(self._end, key, None)
         else:
-            self._packets.send({**message, "key": key}, fds)
+            self.packets.send({**message, "key": key}, fds)
         return key
 
     def fill(self) -> None:
@@ -138,16 +138,16 @@ class Forks:
 
     def pids(self) -> tuple[int | None, dict[str, int]]:
         """The process ids of the supervisor, whose child is the zygote, and of all forks by their keys."""
-        forks = {key: fork.pid for key, fork in self._forks.items() if fork.pid is not None}
-        return None if self._process is None else self._process.pid, forks
+        forks = {key: fork.pid for key, fork in self.forks.items() if fork.pid is not None}
+        return None if self.process is None else self.process.pid, forks
 
     def pid_of(self, key: str) -> int | None:
         """The process id of a fork, also during `died`; None: it was never forked."""
-        return self._forks[key].pid if key in self._forks else None
+        return self.forks[key].pid if key in self.forks else None
 
     def kill(self, key: str) -> None:
-        if key in self._forks:
-            self._forks[key].kill()
+        if key in self.forks:
+            self.forks[key].kill()
 
     async def close(self) -> None:
         """End the zygote and all that it forked."""
@@ -155,18 +155,18 @@ class Forks:
         if self._restarting is not None:
             self._restarting.cancel()
         await self._stop()
-        for key in list(self._forks):
+        for key in list(self.forks):
             self._end(key, None)
 
     async def _stop(self) -> None:
-        if self._packets is not None:
-            self._packets.close()
-            self._packets = None
-        if self._process is not None:
-            await asyncio.to_thread(_end_supervisor, self._process)
-        for fork in self._forks.values():
+        if self.packets is not None:
+            self.packets.close()
+            self.packets = None
+        if self.process is not None:
+            await asyncio.to_thread(_end_supervisor, self.process)
+        for fork in self.forks.values():
             fork.kill()
-        await asyncio.to_thread(_wait, [fork.handle for fork in self._forks.values() if fork.handle is not None])
+        await asyncio.to_thread(_wait, [fork.handle for fork in self.forks.values() if fork.handle is not None])
 
     def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
         if "ready" in said and self._ready is not None:
@@ -178,7 +178,7 @@ class Forks:
         elif "pid" not in said:
             self._end(said["forked"], None)
         else:
-            fork = self._forks[said["forked"]]
+            fork = self.forks[said["forked"]]
             fork.pid = said["pid"]
             if not fds:  # this process may open no more files, and could not end that one
                 with contextlib.suppress(ProcessLookupError):
@@ -189,7 +189,7 @@ class Forks:
                 fork.kill()
 
     def _end(self, key: str, status: int | None, out_of_memory: bool = False) -> None:
-        if (fork := self._forks.get(key)) is None:
+        if (fork := self.forks.get(key)) is None:
             return
         handle, fork.handle = fork.handle, None
         if handle is not None:
@@ -197,15 +197,15 @@ class Forks:
         if (control := self.spares.pop(key, None)) is not None:
             control.close()
         self._died(key, status, out_of_memory)
-        del self._forks[key]
+        del self.forks[key]
 
     def _lost(self) -> None:
-        self._packets = None
+        self.packets = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteFailed("the process that imports the environments died"))
             return
         self._setup["died"] = list(self.pids()[1].values())  # the next zygote removes their sandboxes
-        for key in list(self._forks):
+        for key in list(self.forks):
             self._end(key, None)
         if not self.closing:
             self._restarting = asyncio.create_task(self._restart())
@@ -213,8 +213,8 @@ class Forks:
     async def _restart(self) -> None:
         pause = 0.1
         while not self.closing:
-            if self._process is not None:
-                await asyncio.to_thread(self._process.wait)
+            if self.process is not None:
+                await asyncio.to_thread(self.process.wait)
             try:
                 await self.start()
                 return

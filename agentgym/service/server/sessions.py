@@ -44,7 +44,7 @@ class Sessions:
         self._per_worker = settings.sessions_per_worker
         self._memory = slots.make_memory(self.most)
         self._words = slots.map_memory(self._memory)
-        self._free = list(range(self.most))[::-1]
+        self.free = list(range(self.most))[::-1]
         self.forks = Forks(settings, served, self._memory, self._died)
         self.open: dict[str, ServedSession] = {}
         self.draining = False
@@ -79,10 +79,10 @@ class Sessions:
             mine = sum(session.owner == owner for session in self.open.values())
             if mine >= self._most_each:
                 raise self._refusal(TOO_MANY, f"this token has {mine} sessions open and may have no more")
-        if not self._free:
+        if not self.free:
             raise self._refusal(frames.CAPACITY, f"all {self.most} sessions are in use")
         resumable = handler_class(protocol).resumable
-        slot = self._free.pop()
+        slot = self.free.pop()
         words = Slot(self._words, slot)
         words.enter(slots.INIT)
         session = ServedSession(secrets.token_hex(8), env, protocol, owner, slot, words, resumable)
@@ -341,7 +341,7 @@ class Sessions:
             session.control.close()
         self._past.setdefault(session.env, SessionCounts()).add(session.words)
         session.words.clear()
-        self._free.append(session.slot)
+        self.free.append(session.slot)
         if session.due is not None:
             self.slot_returns.add(time.monotonic() - session.due)
         if not self.open:

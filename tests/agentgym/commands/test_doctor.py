@@ -134,7 +134,7 @@ def test_a_needed_package_that_cannot_be_imported_is_broken(monkeypatch):
 
 
 def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
-    monkeypatch.setattr("agentgym.core.registration._broken_plugins", {"acme": "ImportError: no wheel"})
+    monkeypatch.setattr("agentgym.core.registration.broken_plugins", {"acme": "ImportError: no wheel"})
     found = by_name(doctor.environments())
     assert (found["plugin acme"].state, found["environments"].state) == ("broken", "ok")
     assert "no wheel" in found["plugin acme"].text
@@ -173,17 +173,17 @@ def program(folder, name, script):
 def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559, 1024, 550.1'")
-    found, cards = doctor._cards()
+    found, cards = doctor.cuda_cards()
     assert cards == 1
     assert found == [Diagnosis("GPU 0", "ok", "NVIDIA H100 80GB HBM3, 80 GiB, 1 used, driver 550.1")]
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA GB10, [N/A], [N/A], 580.1'")
-    assert doctor._cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
+    assert doctor.cuda_cards()[0][0].text == "NVIDIA GB10, ? GiB, ? used, driver 580.1"
     program(tmp_path, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
-    found, cards = doctor._cards()
+    found, cards = doctor.cuda_cards()
     assert (cards, found[0].state) == (0, "warning")
     assert "Failed to initialize NVML" in found[0].text
     program(tmp_path, "nvidia-smi", "")
-    assert doctor._cards()[0][0].state == "missing"
+    assert doctor.cuda_cards()[0][0].state == "missing"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_cards_are_told_as_the_driver_tells_them(tmp_path, monkeypatch):
     ],
 )
 def test_torch_must_see_the_cards(answer, cards, state, says, monkeypatch):
-    monkeypatch.setattr(doctor, "_cards", lambda: ([], cards))
+    monkeypatch.setattr(doctor, "cuda_cards", lambda: ([], cards))
     monkeypatch.setattr(doctor, "output_of", lambda command, seconds: answer)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     (found,) = doctor.gpu()
@@ -219,9 +219,9 @@ def test_a_containers_limits_count(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
-    assert doctor._room("runs folder", tmp_path / "not" / "yet").state == "ok"
+    assert doctor.free_room("runs folder", tmp_path / "not" / "yet").state == "ok"
     monkeypatch.setattr(doctor, "LITTLE_DISK", 1e18)
-    assert doctor._room("runs folder", tmp_path).todo == "make room"
+    assert doctor.free_room("runs folder", tmp_path).todo == "make room"
 
 
 # ---- data and sandboxes
@@ -267,7 +267,7 @@ def test_what_a_sandbox_cannot_prevent_here_is_told(monkeypatch):
     from agentgym.sandbox.backends import bubblewrap
 
     assert "bubblewrap limits" not in by_name(doctor.bubblewrap()) or os.getuid()
-    bubblewrap._warn_once.cache_clear()
+    bubblewrap.warn_once.cache_clear()
     monkeypatch.setattr(bubblewrap.limits, "limit_files", lambda *_: "mount: Permission denied")
     told = by_name(doctor.bubblewrap())["bubblewrap limits"]
     assert (told.state, told.text) == ("warning", "the number of files is not limited (mount: Permission denied)")

@@ -25,12 +25,12 @@ class Plain(Env):
 @pytest.fixture(autouse=True)
 def registered():
     registration.load_plugins()
-    before = dict(registration._specs)
+    before = dict(registration.registered_specs)
     register("test/plain", Plain, description="nothing", tags=["test"])
     register("test/needy", Plain, needs=["not_installed_here:not-installed-here>=2", "json:json", "sandbox:search"])
     yield
-    registration._specs.clear()
-    registration._specs.update(before)
+    registration.registered_specs.clear()
+    registration.registered_specs.update(before)
 
 
 def listed(capsys, *options):

@@ -96,10 +96,10 @@ class Falls(Doubling):
 @pytest.fixture(autouse=True)
 def registered():
     registration.load_plugins()
-    before = dict(registration._specs)
+    before = dict(registration.registered_specs)
     yield
-    registration._specs.clear()
-    registration._specs.update(before)
+    registration.registered_specs.clear()
+    registration.registered_specs.update(before)
 
 
 def validated(env_class, capsys, *words):

@@ -39,7 +39,7 @@ def serving(answer, models=("double",)):
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        place.append(site._server.sockets[0].getsockname()[1])
+        place.append(runner.addresses[0][1])
         stop = asyncio.Event()
         place.append(lambda: loop.call_soon_threadsafe(stop.set))
         ready.set()

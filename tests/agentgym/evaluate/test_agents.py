@@ -52,14 +52,14 @@ def test_every_spec_goes_through_json_and_makes_policies(spec):
 def test_a_chat_asks_with_the_episodes_seed():
     policy = policy_maker(agents.chat("m", "http://x/v1", max_tokens=5))(EPISODE)
     assert isinstance(policy, ChatPolicy)
-    assert policy._fields == {"model": "m", "max_tokens": 5, "seed": 8}
+    assert policy.fields == {"model": "m", "max_tokens": 5, "seed": 8}
 
 
 def test_random_play_depends_on_seed_task_and_sample_alone():
     def played(seed, sample=0, task="t"):
         policy = policy_maker(agents.built_in("random"))(Episode(Task(task), sample, seed + sample))
         policy.attach(agentgym.make("frozen_lake"), None)
-        return policy._rng.random()
+        return policy.rng.random()
 
     assert played(3) == played(3)
     assert len({played(3), played(4), played(3, 1), played(3, 0, "u")}) == 4

@@ -59,7 +59,7 @@ class Loud(Parity):
 @pytest.fixture(autouse=True)
 def registered(tmp_path, monkeypatch):
     registration.load_plugins()
-    before = dict(registration._specs)
+    before = dict(registration.registered_specs)
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -67,8 +67,8 @@ def registered(tmp_path, monkeypatch):
         register(f"test/{env.__name__.lower()}", env)
     register("test/needy", Needy, needs=["nowhere_to_be_found:acme[found]"])
     yield
-    registration._specs.clear()
-    registration._specs.update(before)
+    registration.registered_specs.clear()
+    registration.registered_specs.update(before)
 
 
 def json_of(capsys, *words, code=0):

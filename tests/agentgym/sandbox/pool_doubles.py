@@ -78,4 +78,4 @@ def until(condition, seconds=30.0):
 
 
 def box_of(lease):
-    return lease._box
+    return lease.box

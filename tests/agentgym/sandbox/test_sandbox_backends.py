@@ -28,10 +28,10 @@ def own_process(monkeypatch):
     monkeypatch.delenv("AGENTGYM_SANDBOX", raising=False)
     monkeypatch.delenv("AGENTGYM_SANDBOXES", raising=False)
     monkeypatch.setenv("AGENTGYM_RUN", f"backends-test-{os.getpid()}-{time.monotonic_ns()}")
-    backends._process.begin_anew()
+    backends.process_state.begin_anew()
     yield
     backends.close_pools(20)
-    backends._process.begin_anew()
+    backends.process_state.begin_anew()
 
 
 @pytest.fixture(
@@ -183,7 +183,7 @@ class TestPools:
     def test_what_was_killed_while_nobody_used_it_is_not_lent(self, backend):
         first = acquire(SPEC, backend)
         first.close()
-        until(lambda: next(iter(backends._process.pools.values()))._idle)
+        until(lambda: next(iter(backends.process_state.pools.values())).idle)
         for found in of_this_run():
             remove_sandbox(found)
         second = acquire(SPEC, backend)
@@ -259,8 +259,8 @@ class TestEngineThatDies:
         warm = [acquire(SPEC, "docker") for _ in range(3)]
         for box in warm:
             box.close()
-        pool = next(iter(backends._process.pools.values()))
-        until(lambda: len(pool._idle) == 3)
+        pool = next(iter(backends.process_state.pools.values()))
+        until(lambda: len(pool.idle) == 3)
         proxy.stop()
         with pytest.raises(SandboxError, match=proxy.url):
             acquire(SPEC, "docker", timeout=1.0)
@@ -335,9 +335,9 @@ sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes)
 
 @pytest.mark.bubblewrap
 def test_the_places_of_a_process_are_its_own():
-    assert backends._process.places is None
+    assert backends.process_state.places is None
     acquire(SPEC, "bubblewrap")
-    assert isinstance(backends._process.places, Places)
+    assert isinstance(backends.process_state.places, Places)
 
 
 @pytest.mark.sandbox

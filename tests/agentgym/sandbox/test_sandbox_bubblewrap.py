@@ -99,7 +99,7 @@ class TestEnd:
 
     def test_a_guest_that_is_killed_is_told_with_its_reason(self, start):
         box = start()
-        for pid in bubblewrap._children(process_of(box)):
+        for pid in bubblewrap.children_of(process_of(box)):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match=r"failed in 'exec': .*bwrap ended with"):
             box.exec("true")
@@ -108,7 +108,7 @@ class TestEnd:
     def test_one_that_is_stopped_does_not_hang_its_host(self, start, monkeypatch):
         monkeypatch.setattr("agentgym.sandbox.guest.guest_sandbox.GRACE", 0.5)
         box = start()
-        for pid in bubblewrap._children(process_of(box)):
+        for pid in bubblewrap.children_of(process_of(box)):
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(SandboxError, match=r"did not answer 'exec' within 1\.0 s"):
             box.exec("true", timeout=0.5)
@@ -166,7 +166,7 @@ box.exec("while :; do :; done", timeout=1000)
         left = leftovers(id)
         assert len(left) > 1 or os.getuid()
         if guest == "hangs":
-            for pid in bubblewrap._children(json.loads(left[0].read_text())["bwrap"]):
+            for pid in bubblewrap.children_of(json.loads(left[0].read_text())["bwrap"]):
                 os.kill(pid, signal.SIGSTOP)
         host.kill()
         host.wait()
@@ -218,7 +218,7 @@ class TestWithoutRights:
             raise OSError(errno.EROFS, "read-only")
 
         monkeypatch.setattr(cgroups, "create", refuse)
-        bubblewrap._warn_once.cache_clear()
+        bubblewrap.warn_once.cache_clear()
         with caplog.at_level(logging.WARNING):
             box = start(memory=300 << 20)
         assert "no control groups" in caplog.text
@@ -338,10 +338,10 @@ class TestControlGroups:
         monkeypatch.setattr(cgroups, "ROOT", tmp_path)
         (tmp_path / "user.slice" / "session.scope").mkdir(parents=True)
         with pytest.raises(OSError, match=r"cgroup\.subtree_control"):
-            cgroups._delegating(tmp_path / "user.slice" / "session.scope")
+            cgroups.delegating_folder(tmp_path / "user.slice" / "session.scope")
         for folder, controllers in ((tmp_path, "cpuset cpu io memory pids\n"), (tmp_path / "user.slice", "memory\n")):
             (folder / "cgroup.subtree_control").write_text(controllers)
-            assert cgroups._delegating(tmp_path / "user.slice" / "session.scope") == folder
+            assert cgroups.delegating_folder(tmp_path / "user.slice" / "session.scope") == folder
         assert (tmp_path / "user.slice" / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
     @needs_bubblewrap

@@ -16,7 +16,7 @@ def test_pools_share_places_and_take_those_of_idle_ones(pool_of, maker):
     one, two = pool_of(places), pool_of(places, open=other)
     for lease in [one.acquire(), one.acquire()]:
         lease.close()
-    until(lambda: len(one._idle) == 2)
+    until(lambda: len(one.idle) == 2)
     held = [two.acquire(timeout=30), two.acquire(timeout=30)]
     assert not maker.living
     with pytest.raises(SandboxError, match="all 2"):
@@ -62,9 +62,9 @@ def test_places_go_to_those_who_have_waited_longest_over_all_pools(pool_of):
     order = [(one, "a"), (two, "b"), (one, "c"), (one, "d"), (two, "e")]
     with ThreadPoolExecutor(len(order)) as threads:
         for pool, name in order:
-            before = len(pool._waiters)
+            before = len(pool.waiters)
             threads.submit(use, pool, name)
-            until(lambda pool=pool, before=before: len(pool._waiters) > before)
+            until(lambda pool=pool, before=before: len(pool.waiters) > before)
         held.close()
     assert "".join(served) == "abcde"
 
@@ -76,9 +76,9 @@ def test_one_who_gives_up_leaves_the_place_to_another_pool(pool_of):
     held = one.acquire()
     with ThreadPoolExecutor(2) as threads:
         gives_up = threads.submit(two.acquire, 0.5)
-        until(lambda: two._waiters)
+        until(lambda: two.waiters)
         waits = threads.submit(one.acquire, 60)
-        until(lambda: one._waiters)
+        until(lambda: one.waiters)
         held.close()
         with pytest.raises(SandboxError):
             gives_up.result(60)

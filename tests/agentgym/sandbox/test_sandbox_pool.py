@@ -113,7 +113,7 @@ def test_who_asked_first_is_served_first(pool_of):
     for number in range(8):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        until(lambda n=number: len(pool._waiters) == n + 1)
+        until(lambda n=number: len(pool.waiters) == n + 1)
     held.close()
     for thread in threads:
         thread.join(30)
@@ -194,7 +194,7 @@ def test_the_dead_are_never_lent(pool_of, maker):
     leases = [pool.acquire() for _ in range(4)]
     for lease in leases:
         lease.close()
-    until(lambda: len(pool._idle) == 4)
+    until(lambda: len(pool.idle) == 4)
     dead = maker.made[:]
     for box in dead:
         box.alive = False
@@ -206,7 +206,7 @@ def test_the_dead_are_never_lent(pool_of, maker):
 def test_who_meets_a_dead_one_does_not_lose_the_first_place(pool_of, maker):
     pool = pool_of(limit=1)
     pool.acquire().close()
-    until(lambda: len(pool._idle) == 1)
+    until(lambda: len(pool.idle) == 1)
     maker.made[0].alive, maker.seconds = False, 0.2  # the next is long in the making
     order = []
 
@@ -219,7 +219,7 @@ def test_who_meets_a_dead_one_does_not_lose_the_first_place(pool_of, maker):
     second = threading.Thread(target=wait, args=("second",))
     maker.made[0].ping_seconds = 0.1  # while the first finds out, the second lines up
     first.start()
-    until(lambda: pool._lent)
+    until(lambda: pool.lent)
     second.start()
     first.join(30)
     second.join(30)
@@ -245,7 +245,7 @@ def test_what_died_in_use_is_replaced(pool_of, maker):
     lease = pool.acquire()
     box_of(lease).alive = False
     lease.close()
-    until(lambda: len(maker.made) == 2 and len(pool._idle) == 1)
+    until(lambda: len(maker.made) == 2 and len(pool.idle) == 1)
     assert pool.acquire().alive
 
 
@@ -267,8 +267,8 @@ def test_surplus_is_closed_after_a_while_and_no_thread_is_left(pool_of, maker):
     for lease in leases:
         lease.close()
     until(lambda: len(maker.closed) == 4)
-    until(lambda: pool._workers == 0)
-    assert pool._places.taken == 0
+    until(lambda: pool.workers == 0)
+    assert pool.places.taken == 0
     assert pool.acquire().alive
 
 
@@ -292,7 +292,7 @@ def test_a_lease_forgotten_while_another_waits_comes_back(pool_of):
     lease = pool.acquire()
     with ThreadPoolExecutor(1) as threads:
         wait = threads.submit(pool.acquire, 10)
-        until(lambda: len(pool._waiters) == 1)
+        until(lambda: len(pool.waiters) == 1)
         del lease
         gc.collect()
         assert wait.result(10).alive
@@ -318,7 +318,7 @@ def test_closing_ends_the_lent_ones_too(pool_of, maker):
     lease.close()
     with pytest.raises(SandboxError, match="closed"):
         pool.acquire()
-    assert pool._places.taken == 0
+    assert pool.places.taken == 0
 
 
 def test_closing_tells_those_who_wait(pool_of):
@@ -326,7 +326,7 @@ def test_closing_tells_those_who_wait(pool_of):
     held = pool.acquire()
     with ThreadPoolExecutor(1) as threads:
         wait = threads.submit(pool.acquire, 60)
-        until(lambda: len(pool._waiters) == 1)
+        until(lambda: len(pool.waiters) == 1)
         pool.close()
         with pytest.raises(SandboxError, match="the pool was closed"):
             wait.result(30)
@@ -353,7 +353,7 @@ def test_what_is_made_after_the_close_is_closed_at_once(pool_of, maker):
         with pytest.raises(SandboxError):
             wait.result()
     until(lambda: maker.closed)
-    until(lambda: pool._places.taken == 0)
+    until(lambda: pool.places.taken == 0)
     assert not maker.living
 
 
@@ -385,9 +385,9 @@ def test_whatever_happens_no_place_is_lost_and_nothing_dirty_is_lent(limit, user
         list(threads.map(use, faults))
     maker.reset_fails = False
     pool.acquire(timeout=20).close()  # also collects what was forgotten
-    until(lambda: pool._places.taken == len(pool._idle) and not pool._creating + pool._resetting + len(pool._dirty))
-    assert pool._places.taken <= limit
-    assert pool._places.ending == 0
+    until(lambda: pool.places.taken == len(pool.idle) and not pool.creating + pool.resetting + len(pool.dirty))
+    assert pool.places.taken <= limit
+    assert pool.places.ending == 0
     pool.close()
     assert not maker.living
 

@@ -67,10 +67,10 @@ def own_process(monkeypatch, elsewhere):
     for name in ("AGENTGYM_SANDBOX", "AGENTGYM_SANDBOXES", "AGENTGYM_SANDBOX_URL", "AGENTGYM_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AGENTGYM_RUN", f"remote-test-{os.getpid()}-{time.monotonic_ns()}")
-    backends._process.begin_anew()
+    backends.process_state.begin_anew()
     yield
     backends.close_pools(20)
-    backends._process.begin_anew()
+    backends.process_state.begin_anew()
     until(lambda: not of_this_run(), "the end of this test's sandboxes")
     ours = [server for server in SandboxServer.running if server not in elsewhere]
     until(lambda: not any(server.sessions() for server in ours), "the end of their sessions")
@@ -271,7 +271,7 @@ class TestConnections:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        until(lambda: box.channel._sent, "the call")
+        until(lambda: box.channel.sent, "the call")
         box.close()
         thread.join(SECONDS)
         assert failed
@@ -329,7 +329,7 @@ sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes)
                 box.exec("true")
             assert not box.alive
             until(lambda: not [found for found in of_this_run() if running(found)], "the end of its sandboxes")
-        backends._process.begin_anew()
+        backends.process_state.begin_anew()
         with SandboxServer("--sandbox-backend", backend) as server:
             acquire(SPEC, server.url).close()
             until(lambda: len(of_this_run()) <= 1, "the removal of what was left")

@@ -73,7 +73,7 @@ class FaultyServer:
     closes: int = 0
     resumes: int = 0
     port: int = 0
-    _sessions: dict[str, tuple[AgentgymHandler, str]] = field(default_factory=dict)
+    sessions: dict[str, tuple[AgentgymHandler, str]] = field(default_factory=dict)
     _open: list[Any] = field(default_factory=list)
 
     @property
@@ -116,7 +116,7 @@ class FaultyServer:
         if how.isdigit():
             return web.json_response({"error": {}}, status=int(how), headers={"Retry-After": "0.05"})
         resume = request.headers.get(RESUME_HEADER)
-        if resume is not None and resume not in self._sessions:
+        if resume is not None and resume not in self.sessions:
             return web.json_response({"error": {"code": "RESUME_REFUSED"}}, status=409)
         ws = web.WebSocketResponse()
         await ws.prepare(request)
@@ -134,7 +134,7 @@ class FaultyServer:
             return ws
         handler, name = self._handler(resume)
         token = secrets.token_hex(8)
-        self._sessions[token] = handler, name
+        self.sessions[token] = handler, name
         hello = json.loads(handler.hello(token))
         await ws.send_str(json.dumps({**hello, "session": "another" if how == "other" else name}))
         await self._talk(request, ws, handler)
@@ -143,7 +143,7 @@ class FaultyServer:
     def _handler(self, resume: str | None) -> tuple[AgentgymHandler, str]:
         if resume is not None:
             self.resumes += 1
-            return self._sessions.pop(resume)
+            return self.sessions.pop(resume)
         self.opened += 1
         env: Any = _Counting(self.spec.make(), self.run)
         info = SessionInfo(f"session-{self.opened}", self.spec.id, self.spec, self.limits)

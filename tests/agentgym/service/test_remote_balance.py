@@ -20,7 +20,7 @@ from agentgym.service.client.balance import Pool
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.setattr(balance, "_pools", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
 

@@ -26,7 +26,7 @@ def names(monkeypatch):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.setattr(balance, "_pools", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
     return addresses

@@ -38,7 +38,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports are used again: what was told by another server at one must not be believed."""
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
 
 
@@ -224,7 +224,7 @@ def test_a_session_that_the_server_does_not_have_any_more_is_lost() -> None:
         def __contains__(self, key: object) -> bool:
             return False
 
-    server._sessions = Forgetful()
+    server.sessions = Forgetful()
     with pytest.raises(SessionLost, match=r"could not be opened again: it does not have the session any more \(409\)"):
         stepped(server, "after")
 
@@ -405,7 +405,7 @@ def test_tokens_come_from_the_variable_or_a_file_and_never_from_the_spec(
         asyncio.run(episodes(env, EXPERT, 1))
         monkeypatch.setenv("AGENTGYM_TOKEN", "s3cret-token")
         asyncio.run(episodes(agentgym.make(server.url), EXPERT, 1))
-        lookup._records[parse(server.url)] = (float("inf"), {})
+        lookup.known_records[parse(server.url)] = (float("inf"), {})
         monkeypatch.setenv("AGENTGYM_TOKEN", "another")
         with pytest.raises(Unavailable, match=r"refuses the bearer token \(401\)"):
             asyncio.run(agentgym.make(server.url).reset(seed=1))  # type: ignore[arg-type]
@@ -425,6 +425,6 @@ def test_tls_by_a_certificate_of_ones_own(tmp_path: Any) -> None:
             agentgym.make(url)
         remote = asyncio.run(episodes(agentgym.make(url, ca_file=cert), MIXED))
         assert remote == asyncio.run(episodes(agentgym.make("frozen_lake"), MIXED))
-        lookup._records[parse(url)] = (float("inf"), {})
+        lookup.known_records[parse(url)] = (float("inf"), {})
         with pytest.raises(Unavailable, match=r"TLS failed: .* a certificate of your own needs ca_file="):
             asyncio.run(agentgym.make(url).reset(seed=1))  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from serving_process import Serving, serving
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.setattr(balance, "_pools", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
 
@@ -106,7 +106,7 @@ def test_an_evaluation_is_not_gone_on_with_where_the_server_makes_something_else
     folder = tmp_path / "run"
 
     def evaluated(server: Any, n: int) -> int:
-        monkeypatch.setattr(lookup, "_records", {})  # as in a process of its own
+        monkeypatch.setattr(lookup, "known_records", {})  # as in a process of its own
         monkeypatch.setattr(balance, "_pools", {})
         words = ["--policy", "expert", "-n", str(n), "--out", str(folder), "--quiet"]
         return main(["eval", f"{server.url}/frozen_lake", *words])
@@ -243,13 +243,13 @@ def test_one_of_two_servers_hangs_and_every_episode_is_played(monkeypatch: pytes
 def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.05)
     asked: list[str] = []
-    real = client._answers
+    real = client.still_answers
 
     async def counted(address: Any, server: str) -> bool:
         asked.append(server)
         return await real(address, server)
 
-    monkeypatch.setattr(client, "_answers", counted)
+    monkeypatch.setattr(client, "still_answers", counted)
 
     async def play(url: str) -> None:
         env: Any = await asyncio.to_thread(agentgym.make, url)

@@ -23,7 +23,7 @@ def faulty(name: str = "Faulty") -> EnvSpec:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_records", {})
+    monkeypatch.setattr(lookup, "known_records", {})
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
 
 

@@ -175,10 +175,10 @@ def test_the_zygote_is_told_of_ten_thousand_processes_that_died():
     """More than a packet of any other message holds."""
 
     async def look(server):
-        server.forks._forks.update({f"gone {pid}": Fork(pid) for pid in range(4_000_000, 4_010_000)})
+        server.forks.forks.update({f"gone {pid}": Fork(pid) for pid in range(4_000_000, 4_010_000)})
         assert len(json.dumps(list(server.forks.pids()[1].values()))) > 1 << 16
         first = server.forks.pids()[0]
-        server.forks._process.terminate()
+        server.forks.process.terminate()
         await until(lambda: server.forks.pids()[0] != first and server.forks.ready)
         async with session(server, "nosy") as client:
             assert "result" in await client.ask("tools")

@@ -105,7 +105,7 @@ class TestEnvErrors:
         for number in range(25):
             errors.log("step", ValueError(number))
         first = written(capfd, "env_error")
-        errors._since -= 60.0  # a minute later
+        errors.since -= 60.0  # a minute later
         errors.log("step", ValueError("later"))
         assert [one["error"] for one in first] == [f"ValueError: {number}" for number in range(10)]
         assert [one["left_out"] for one in written(capfd, "env_error")] == [15]

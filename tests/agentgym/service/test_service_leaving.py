@@ -48,7 +48,7 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     sock.close()
                     await asyncio.sleep(0.01)
-                    await until(lambda: not server._runner.server.connections)
+                    await until(lambda: not server.runner.server.connections)
                     await until(lambda: not server.sessions.open)
             async with session(server) as client:
                 await client.begin()
@@ -133,7 +133,7 @@ def test_a_zygote_whose_server_has_left_says_nothing_of_it(capfd):
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: not any(map(alive, workers)))
-            server.forks._packets.close()  # so deaths and this are found at once
+            server.forks.packets.close()  # so deaths and this are found at once
             os.kill(zygote, signal.SIGCONT)
             await until(lambda: not alive(zygote))
             await client.drop()

@@ -227,7 +227,7 @@ def test_many_sessions_of_all_kinds_return_all_slots():
             for _ in range(3):
                 await asyncio.gather(*map(one, ["healthy", "vanish", "hang", "abort", "healthy", "exit 1", "healthy"]))
                 await until(lambda: not server.sessions.open)
-            assert sorted(server.sessions._free) == list(range(8))
+            assert sorted(server.sessions.free) == list(range(8))
             assert tally(server).ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
 
     asyncio.run(play())

@@ -41,7 +41,7 @@ def test_a_run_that_is_still_being_read_says_so_and_shows_no_score(window, playe
             go_on.wait(SECONDS)
             file.update()
 
-    monkeypatch.setattr("agentgym.viewer.run._read_all", read_slowly)
+    monkeypatch.setattr("agentgym.viewer.run.read_all", read_slowly)
     with serving(tmp_path) as served:
         page = window(served.url)
         reading = page.locator("td[data-name=headline]", has_text=re.compile(r"reading \d+%"))

@@ -123,7 +123,7 @@ def test_ids_stay_the_same_whatever_comes(tmp_path):
     runs.look()
     first = runs.get("same").path
     write_evaluation(tmp_path / "a" / "same", n=1, k=1)
-    runs._looked = 0.0
+    runs.looked = 0.0
     ids = {run.path: run.id for run in runs.look()}
     assert ids[first] == "same"
     assert len(set(ids.values())) == 2
@@ -136,10 +136,10 @@ def test_a_run_that_appears_is_found_and_one_that_goes_is_gone(tmp_path):
     runs = Runs(roots_of([tmp_path]))
     assert runs.look() == []
     run = write_evaluation(tmp_path / "new", n=1, k=1)
-    runs._looked = 0.0
+    runs.looked = 0.0
     assert runs.get("new").path == run
     (run / "run.json").unlink()
-    runs._looked = 0.0
+    runs.looked = 0.0
     assert runs.look() == []
 
 
