@@ -225,7 +225,8 @@ class VllmEngine(Engine):
         self._router = Router(0)
         await self._client.close()
         for result in await asyncio.gather(*(each.call("stop", 20.0) for each in replicas), return_exceptions=True):
-            if isinstance(result, BaseException):
+            # A server ends with its actor, which a signal to the whole process group may have ended already.
+            if isinstance(result, BaseException) and not isinstance(result.__cause__, ray.exceptions.RayActorError):
                 log.warning("a vLLM server did not stop cleanly: %s", result)
         for replica in replicas:
             ray.kill(replica.actor)
