@@ -46,6 +46,8 @@ def _wrong_loss(config: Config) -> Iterator[str]:
             yield f"algorithm.loss_settings.{name}={value}: must be a number of 0 or more"
     if correction.name in CAPPED and correction.cap is None:
         yield f"algorithm.correction.name={correction.name}: needs algorithm.correction.cap, as in 2"
+    if correction.high is not None and correction.low >= correction.high:
+        yield f"algorithm.correction.low={correction.low}: must be below algorithm.correction.high={correction.high}"
     if correction.name in BANDED and correction.high is None and not correction.low:
         yield f"algorithm.correction.name={correction.name}: needs algorithm.correction.low and algorithm.correction.high, as in 0.5 and 2"
     if algorithm.reduction == "constant" and algorithm.reduction_length is None:

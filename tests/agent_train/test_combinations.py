@@ -33,6 +33,10 @@ def test_every_recipe_goes_together(name):
         (["algorithm=tis", "algorithm.correction.cap=null"], ["correction.name=tis", "correction.cap"]),
         (["algorithm.correction.cap=2"], ["correction.cap=2", "without algorithm.correction.name"]),
         (["algorithm.correction.name=icepop"], ["correction.name=icepop", "low and"]),
+        (
+            ["algorithm=icepop", "algorithm.correction.low=9"],
+            ["algorithm.correction.low=9", "below algorithm.correction.high"],
+        ),
         (["algorithm.reduction=constant"], ["reduction=constant", "reduction_length"]),
         (["algorithm.reduction_length=5"], ["reduction_length=5", "without algorithm.reduction=constant"]),
         (["algorithm=gspo", "algorithm.advantage.name=gigpo"], ["loss=gspo", "advantage gigpo", "loss=gspo_token"]),
