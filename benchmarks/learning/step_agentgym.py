@@ -81,7 +81,7 @@ def keep_gradients(worker: LearnerWorker, path: Path) -> None:
             named = worker.module.model.named_parameters()
             torch.save({name: p.grad.full_tensor() for name, p in named}, path)
 
-    worker._optimizer.register_step_pre_hook(write)
+    worker.optimizer.register_step_pre_hook(write)
 
 
 class Sender:

@@ -23,7 +23,7 @@ from agentgym.core.messages import assistant
 from agentgym.core.tasks import Task
 from agentgym.policies.base import ScriptedPolicy
 from agentgym.rollout.episode import run_episode
-from agentgym.tools.mcp import LONGEST_LINE, McpServerError, McpTools, _Connection, _event_loop
+from agentgym.tools.mcp import LONGEST_LINE, McpServerError, McpTools, _event_loop, _McpConnection
 from agentgym.tools.toolset import ToolSet, tool
 
 pytest.importorskip("mcp")
@@ -274,7 +274,7 @@ class TestProcess:
             assert len(server.tools) > 5
             server.close()
         gc.collect()
-        mine = [o for o in gc.get_objects() if isinstance(o, _Connection) and o.name == server.name]
+        mine = [o for o in gc.get_objects() if isinstance(o, _McpConnection) and o.name == server.name]
         assert len(mine) == 1
 
     def test_the_collector_may_end_one_in_the_thread_of_the_protocol(self):

@@ -127,7 +127,7 @@ class TestEvery:
 
     def test_both_checkers_find_nothing(self, env_id, monkeypatch):
         monkeypatch.setenv("AGENTGYM_DATA", "")
-        monkeypatch.setattr("agentgym.datasets._installed", lambda: False)
+        monkeypatch.setattr("agentgym.datasets.is_installed", lambda: False)
         assert check_env(env_id) == []  # Gymnasium's own is part of it
 
     def test_a_step_after_the_end_or_before_the_start_is_refused(self, env_id):

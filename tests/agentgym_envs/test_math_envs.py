@@ -35,7 +35,7 @@ register_all()
 def own(monkeypatch):
     """The project's own problems, whatever this machine has."""
     monkeypatch.delenv("AGENTGYM_DATA", raising=False)
-    monkeypatch.setattr("agentgym.datasets._installed", lambda: False)
+    monkeypatch.setattr("agentgym.datasets.is_installed", lambda: False)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ PROBLEMS = [*own_problems("train"), *own_problems("test")]
 def own(monkeypatch, tmp_path):
     """The project's own problems, whatever this machine has."""
     monkeypatch.setenv("AGENTGYM_DATA", str(tmp_path))
-    monkeypatch.setattr("agentgym.datasets._installed", lambda: False)
+    monkeypatch.setattr("agentgym.datasets.is_installed", lambda: False)
 
 
 def readme(env_id):
