@@ -26,10 +26,8 @@ FLOORS = (
     ("agentgym.evaluate", "agentgym.viewer"),
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),
-    (
-        "agent_train.config.schema",
-        "agent_train.config.extensions",
-    ),  # settings; what checks and composes them looks at all below the trainer
+    # Settings; what checks and composes them looks at all below the trainer.
+    ("agent_train.config.schema", "agent_train.config.extensions"),
     ("agent_train.algorithms", "agent_train.data"),
     ("agent_train.cluster", "agent_train.engine", "agent_train.learner", "agent_train.weights"),
     ("agent_train.config", "agent_train.report", "agent_train.rollout", "agent_train.trainer"),

@@ -38,10 +38,8 @@ def wrong_formulas(config: Config) -> Iterator[str]:
     try:
         kl_coef = algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0
         _try(objective, samples, kl_coef)
-        for sign in (
-            -1.0,
-            1.0,
-        ):  # advantages of both signs, in turn; each sample has one, as losses of whole samples need
+        # Advantages of both signs, in turn; each sample has one, as losses of whole samples need.
+        for sign in (-1.0, 1.0):
             signed = [replace(s, advantages=s.spread(sign * (-1) ** n)) for n, s in enumerate(samples)]
             _try(objective, signed, kl_coef)
     except ValueError as error:

@@ -177,9 +177,8 @@ class Summary:
     episodes: int  # of training, evaluation not counted
     tokens: int  # of these
     curve: list[tuple[int, float]]  # `(step, success)` on the held-out tasks, of every evaluation
-    instead: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # the closing table's rows without episodes, name and text
+    # The closing table's rows without episodes, name and text.
+    instead: list[tuple[str, str]] = field(default_factory=list)
 
 
 def step_metrics(

@@ -76,9 +76,8 @@ class Renderer:
             raise RendererError("the chat template leaves out what the user says")
         answered = self.text([user(_PROBE), assistant(_PROBE), user(".")])
         lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
-        self._lead = (
-            "" if lead.strip() else lead
-        )  # the space that the template writes before an answer, as after "[/INST]"
+        # The space that the template writes before an answer, as after "[/INST]".
+        self._lead = "" if lead.strip() else lead
         self._anchor_ids = self.encode(prompt)[-8:]
         self._anchor = self._decode(self._anchor_ids)
         self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)

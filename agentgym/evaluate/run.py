@@ -367,13 +367,8 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_PlayedCell],
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
         took, total = {cell["name"]: float(cell["seconds"]) for cell in before["cells"]}, float(before["seconds"])
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # results are made anew from the episodes, which have no wall time
-        took, total = {}, 0.0
+    except (OSError, ValueError, KeyError, TypeError):
+        took, total = {}, 0.0  # results are made anew from the episodes, which have no wall time
     for part in parts:
         if part.began is not None:
             took[part.cell.name] = took.get(part.cell.name, 0.0) + (part.ended or time.monotonic()) - part.began

@@ -22,9 +22,8 @@ class TokenizedExample:
     answers: tuple[list[TrainingSample], ...]  # of the answer; of a pair those of the preferred one, then of the other
     label: bool | None = None
     score: float | None = None
-    other: list[TrainingSample] = field(
-        default_factory=list
-    )  # for kto, another example's answer under this one's prompt
+    # For kto, another example's answer under this one's prompt.
+    other: list[TrainingSample] = field(default_factory=list)
 
     @property
     def training_samples(self) -> list[TrainingSample]:

@@ -52,9 +52,8 @@ class GuestPath:
             if not self.forced:
                 raise
         found = os.stat(self.root)
-        if (
-            found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700
-        ):  # the programs own it, and may have closed it
+        # The programs own it, and may have closed it.
+        if found.st_uid == AsProgram.user and found.st_mode & 0o700 != 0o700:
             os.chmod(self.root, stat.S_IMODE(found.st_mode) | 0o700)
         fd = os.open(self.root, FOLDER)
         for name in names:
