@@ -1,21 +1,12 @@
 """How large a model is and how much it reads, by the `config.json` of its folder, without torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from agent_train.config.schema import Config
+from agentgym.storage.files import read_object
 
 TINY_PARAMETERS = 20e6  # a model of fewer gets the defaults of the tiny one
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; {} if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def context_of(folder: str | Path) -> int | None:
@@ -51,6 +42,6 @@ def is_tiny(folder: str | Path | None) -> bool:
 
 
 def _text_config(folder: str | Path) -> dict[str, Any]:
-    found = read_json(Path(folder).expanduser() / "config.json")
+    found = read_object(Path(folder).expanduser() / "config.json")
     text = found.get("text_config")
     return text if isinstance(text, dict) else found

@@ -19,7 +19,7 @@ from agent_train.cluster.placement import gpus_needed, visible_gpus
 from agent_train.config.combinations import wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS
-from agent_train.config.model_folder import context_of, read_json
+from agent_train.config.model_folder import context_of
 from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.trainer.resume import refusals, run_path
@@ -28,6 +28,7 @@ from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spe
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
 from agentgym.service.client.address import is_url
+from agentgym.storage.files import read_object
 
 CLUSTER_SECONDS = 5.0
 SERVED = "remote"  # the file of `configs/env` for any environment that is served
@@ -158,7 +159,7 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
         yield f"{name}: no tokenizer: it has neither tokenizer.json nor tokenizer.model"
     elif not (
         has("chat_template.jinja", "chat_template.json")
-        or read_json(folder / "tokenizer_config.json").get("chat_template")
+        or read_object(folder / "tokenizer_config.json").get("chat_template")
     ):
         yield f"{name}: no chat template: it has neither chat_template.jinja nor chat_template in tokenizer_config.json; take the instruct version"
     longest = context_of(folder)

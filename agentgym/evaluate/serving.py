@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.processes.vllm_server import ServingError, VllmOptions, VllmServer, check_vllm, installed_build
+from agentgym.storage.files import read_object
 
 Say = Callable[[float, str], None]
 _TOOL_PARSER = "hermes"
@@ -61,7 +62,7 @@ def check_serving(folder: str | Path, args: Sequence[str] = ()) -> None:
         raise ValueError(f"{folder}: no tokenizer in it (tokenizer.json)")
     templates = ("chat_template.jinja", "chat_template.json", "tekken.json")
     template = any((path / name).exists() for name in templates) or any(w.startswith("--chat-template") for w in args)
-    if not (template or _json(path / "tokenizer_config.json").get("chat_template")):
+    if not (template or read_object(path / "tokenizer_config.json").get("chat_template")):
         raise ValueError(f"{folder}: its tokenizer has no chat template: pass one with --chat-template FILE")
     if problem := check_vllm():
         raise ValueError(problem)
@@ -77,7 +78,7 @@ def _has_gpu() -> bool:
 def options_for(folder: str | Path, log: str | Path, *, gpu: bool, args: Sequence[str] = ()) -> VllmOptions:
     folder = Path(folder).resolve()
     arguments = ["--tool-call-parser", _TOOL_PARSER, "--enable-auto-tool-choice"]
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     config = {**config, **config.get("text_config", {})}
     given = re.search(r"--max[-_]model[-_]len[= ](\d+)(?:\s|$)", " ".join(args))
     context = int(given[1] if given else min(config.get("max_position_embeddings") or _CPU_CONTEXT, _CPU_CONTEXT))
@@ -128,11 +129,3 @@ def _answers(url: str, model: str) -> bool:
             return any(each["id"] == model for each in json.load(answer)["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

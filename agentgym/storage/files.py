@@ -1,5 +1,6 @@
-"""Files that are written in one step."""
+"""Files that are written in one step, and JSON files that others may have written."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,3 +32,12 @@ def write_json(path: Path, value: Any) -> None:
 
 def json_text(value: Any) -> str:
     return encodable(value, indent=2)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
