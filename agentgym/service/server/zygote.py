@@ -119,11 +119,14 @@ class Zygote:
     def serve(self) -> None:
         """Fork what the server asks for and report deaths, until the server is gone or the supervisor sends SIGTERM."""
         look_until = 0.0
+        poll = select.poll()  # select() refuses descriptors from 1024 on, which a server among many files has
+        poll.register(self._server, select.POLLIN)
+        poll.register(self._wakes, select.POLLIN)
         while True:
             pause = max(0.0, self._sweep_at - time.monotonic()) if self.unswept else None
             if time.monotonic() < look_until:
                 pause = _LOOK_SECONDS / 5
-            ready, _, _ = select.select([self._server.fileno(), self._wakes], [], [], pause)
+            ready = dict(poll.poll(None if pause is None else pause * 1000))
             if self._wakes in ready and signal.SIGTERM in os.read(self._wakes, 4096):
                 return
             if self._tell_deaths():
