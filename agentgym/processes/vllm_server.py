@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentgym.hosts import KEY_VARIABLE, LOOPBACK
 from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
 
-HOST = "127.0.0.1"
 _LEAST_VERSION = (0, 30)
 _LOG_LINES = 20
 _CPU_BATCH_TOKENS = 4096
@@ -34,7 +34,10 @@ class VllmOptions:
         log: file that everything the server prints is appended to.
         gpu: vLLM's defaults on a GPU; without it, the flags that are fastest on a few CPU cores.
         context: tokens of the longest conversation, used on a CPU, as is `kv_cache_bytes`.
-        port: on the loopback address; 0 takes a free one.
+        host: the address that it serves; off loopback, set a key, since vLLM's own paths run any code.
+        port: 0 takes a free one.
+        key: every request must bring it as a bearer token; "": none does.
+        tells_load: /metrics has its load.
         arguments: more of vLLM's arguments, which override those chosen here.
     """
 
@@ -44,7 +47,10 @@ class VllmOptions:
     gpu: bool
     context: int = 1024
     kv_cache_bytes: int = 256 << 20
+    host: str = LOOPBACK
     port: int = 0
+    key: str = field(default="", repr=False)
+    tells_load: bool = False
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,7 +92,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> str:
-        port = _usable_port(self.options.port)
+        port = _usable_port(self.options.host, self.options.port)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as out:
             self._begun = out.tell()
@@ -98,7 +104,7 @@ class VllmServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return f"http://{HOST}:{port}"
+        return f"http://{self.options.host}:{port}"
 
     def state(self) -> ServerState:
         if self._process is None:
@@ -125,11 +131,11 @@ def command_line(options: VllmOptions, port: int) -> list[str]:
     flags: dict[str, object] = {
         "model": options.model_dir,
         "served-model-name": options.name,
-        "host": HOST,
+        "host": options.host,
         "port": port,
-        "middleware": "agentgym.hosts.NoPages",
+        "middleware": "agentgym.hosts.ServerGuard",
     }
-    switches = []
+    switches = [] if options.tells_load else ["--disable-log-stats"]
     if not options.gpu:
         flags |= {
             "max-model-len": options.context,
@@ -139,7 +145,7 @@ def command_line(options: VllmOptions, port: int) -> list[str]:
             "uvicorn-log-level": "warning",
         }
         # Prefill in chunks rewinds the generators of seeded requests, which kills vLLM 0.32 on a CPU.
-        switches = ["--enforce-eager", "--no-enable-chunked-prefill", "--disable-log-stats"]
+        switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     pairs = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     return ["-m", "vllm.entrypoints.openai.api_server", *pairs, *switches, *options.arguments]
 
@@ -155,15 +161,16 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
         # Compiling small functions of the sampler takes half a minute of C++ at the first request.
         env.update(TORCH_COMPILE_DISABLE="1")
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    return {**env, **options.environment}
+    env.pop(KEY_VARIABLE, None)
+    return {**env, **options.environment, **({KEY_VARIABLE: options.key} if options.key else {})}
 
 
-def _usable_port(port: int) -> int:
+def _usable_port(host: str, port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
-            where = f"port {port} of {HOST} ({error.strerror})"
+            where = f"port {port} of {host} ({error.strerror})"
             raise ServingError(f"vLLM cannot listen on {where}: choose another, or 0 for a free one") from error
         return int(probe.getsockname()[1])

@@ -3,6 +3,7 @@
 Programs run as an unprivileged user, by default without network, and can write only to `/workspace` and `/tmp`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,15 +34,20 @@ class SandboxSpec:
     """The settings of a sandbox: its image, and the limits of its programs.
 
     Attributes:
-        image: name of a folder of `sandboxes/`, or a Docker reference (docker back end only).
+        image: name of a folder of `sandboxes/`; the path of such a folder, which begins with `/`, `./` or `../`; or a Docker
+            reference (docker back end only).
         cpus: processor time per second, in cores.
         memory: bytes of all its programs and files together.
         pids: processes and threads.
-        disk: bytes of `/workspace`, and of `/tmp`. Both are in memory and count towards `memory`.
+        disk: bytes of `/workspace`, of `/tmp`, and of a writable root. All are in memory and count towards `memory`, except
+            that docker keeps a writable root on the engine's disk.
         output: bytes kept of each of a command's stdout and stderr: the first half and the last.
         env: environment variables, over PATH, HOME, LANG, TMPDIR, USER and LOGNAME.
         idle_timeout: seconds without a call from the host after which the sandbox ends.
         start_timeout: seconds that starting one may take.
+        writable_root: the image's files too can be changed, and others made beside them, where their owners and modes allow it;
+            `write` and `put_archive` also make new folders in `/`, to which programs can write. `reset` and `close` drop all
+            changes: the image stays as it is, and is not copied. Needs bubblewrap as root, or an engine that limits layers.
     """
 
     image: str = "python"
@@ -54,6 +60,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     idle_timeout: float = 3600.0
     start_timeout: float = 60.0
+    writable_root: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,9 @@ class Session(Protocol):
 
         `exit_code` is the command's for "shell"; 0 for "python", or 1 after an exception; None for a custom program. If the
         process ends instead, it is that of the process, and `alive` is False. At the timeout the step is interrupted by
-        SIGINT, which keeps the state if the process answers within a second; else the process is killed.
+        SIGINT, which keeps the state if the process answers within a second. Else all that the step started is killed, and, if
+        there still is no answer, the process too. A command that ignores SIGINT so costs a shell only itself, unless a
+        loop keeps starting others.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -160,7 +169,7 @@ class Sandbox(Protocol):
         a parent folder, and modes that forbid writing. A link to a folder that programs can write to is followed.
 
         Raises:
-            ValueError: not under `/workspace`, `/tmp` or `/private`.
+            ValueError: not under `/workspace`, `/tmp` or `/private`; with a writable root, at `/` or in `/proc`, `/sys`, `/dev`.
             OSError: it cannot be written, and no program has run (ENOSPC: the disk is full; EISDIR ...).
             SandboxSpoiled: programs that have run filled the disk, or keep changing the folder.
         """
@@ -168,8 +177,51 @@ class Sandbox(Protocol):
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
         """Copy a local file or folder into `path`. Links are refused."""
 
+    def put_archive(
+        self, data: bytes | str | os.PathLike[str], to: str = WORKSPACE, limit: int = 256 * MEGABYTE
+    ) -> None:
+        """Unpack a tar archive, its bytes or its path, into a folder, which is made; gzip, bzip2 and xz are recognised.
+
+        Files belong to the programs' user, or under `/private`, where programs only read, to the guest. Modes lose the bits
+        besides 0o755, times are kept, hard links become copies. Obstacles are treated as by `write`, except that no link on
+        the way is followed. What is unpacked before an error stays.
+
+        Args:
+            limit: bytes of its files, with some 100 more for each entry, and of the uncompressed archive.
+
+        Raises:
+            ValueError: no tar archive, over the limit, or nothing was written because a path or a link leads out of the folder,
+                lies below a link or file, or is a device or pipe; a link under `/private`; `to` is where `write` may not.
+            OSError, SandboxSpoiled: as for `write`.
+        """
+
+    def get_archive(self, path: str = WORKSPACE, limit: int = 256 * MEGABYTE) -> bytes:
+        """A folder's content as a tar archive, sorted by name, with names relative to it; a file gives an archive of it alone.
+
+        Read with the programs' own rights. Links are packed as links, and may lead anywhere: unpack it with
+        `tarfile.data_filter`. Pipes, sockets and devices are left out.
+
+        Raises:
+            FileNotFoundError, PermissionError, another OSError: as for a local folder.
+            ValueError: over the `limit`, counted as by `put_archive`; over 200 folders deep; a file changed meanwhile.
+        """
+
+    def protect(self, paths: Sequence[str]) -> None:
+        """Take the programs' right, and the host's, to change, replace, remove or rename files and folders with all in them.
+
+        It holds until `reset`. Programs can still read and run them. Of the folders above, too, they can rename none; in these
+        they can make files, and rename or remove only their own. What a session's program has open for writing stays open.
+
+        Raises:
+            ValueError: no writable root; `/`, or in `/proc`, `/sys`, `/dev`; over 200 folders deep.
+            OSError: nothing is there, or a link is on the way (its target is not protected either).
+        """
+
     def reset(self) -> None:
-        """Kill every program and empty all writable folders. SandboxSpoiled if something stays; the sandbox is then closed."""
+        """Kill every program and empty all writable folders. SandboxSpoiled if something stays; the sandbox is then closed.
+
+        One with a writable root is started again, with a new `id`.
+        """
 
     def close(self) -> None:
         """End the sandbox; a pooled one is returned to its pool. May be called twice; never raises."""

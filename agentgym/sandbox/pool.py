@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,20 @@ class Lease:
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
         with self._told_apart() as box:
             box.upload(source, path)
+
+    def put_archive(
+        self, data: bytes | str | os.PathLike[str], to: str = WORKSPACE, limit: int = 256 * MEGABYTE
+    ) -> None:
+        with self._told_apart() as box:
+            box.put_archive(data, to, limit)
+
+    def get_archive(self, path: str = WORKSPACE, limit: int = 256 * MEGABYTE) -> bytes:
+        with self._told_apart(values=True) as box:
+            return box.get_archive(path, limit)
+
+    def protect(self, paths: Sequence[str]) -> None:
+        with self._told_apart() as box:
+            box.protect(paths)
 
     def reset(self) -> None:
         with self._told_apart() as box:

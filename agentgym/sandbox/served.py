@@ -70,8 +70,9 @@ class ServedSandbox:
         env = spec.env
         if not isinstance(env, dict) or not all(isinstance(word, str) for word in [*env, *env.values()]):
             raise ValueError("env holds texts")
-        if not isinstance(spec.image, str) or not isinstance(spec.network, bool):
-            raise ValueError("image is a text, and network true or false")
+        if not isinstance(spec.image, str) or {type(spec.network), type(spec.writable_root)} != {bool}:
+            raise ValueError("image is a text, network and writable_root true or false")
+        _check_image(spec.image)
         for name, most in vars(self.most).items():
             if getattr(spec, name) > most:
                 raise ValueError(f"{name}={getattr(spec, name)}: this server gives a sandbox {most} (--sandbox-most)")
@@ -93,6 +94,12 @@ class ServedSandbox:
     def close(self) -> None:
         if self.box is not None:
             self.box.close()
+
+
+def _check_image(image: str) -> None:
+    """ValueError for a path, which would be read on the server."""
+    if images.is_path(image):
+        raise ValueError(f"image={image!r:.100}: a server takes names and Docker references, and no paths")
 
 
 def _let_go() -> None:
@@ -130,6 +137,7 @@ def told(settings: Mapping[str, Any], image: str | None) -> dict[str, Any]:
     if not _sweeping.locked():
         threading.Thread(target=sweep, name="sandbox cleanup", daemon=True).start()
     if image is not None:
+        _check_image(image)
         try:
             return {"image": image, "backend": chosen(held.backend, image)}
         except SandboxError as error:

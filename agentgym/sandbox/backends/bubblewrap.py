@@ -4,6 +4,7 @@ As root the guest is root inside, with the few capabilities that it needs to con
 and limits are resource limits of each process, which are weaker; a log message says so.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -15,9 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,18 @@ MEMORY_PLACE = "/sys/fs/cgroup/memory"  # of the programs' group, inside
 IN_MEMORY = {"/workspace": "1777", "/tmp": "1777", "/dev/shm": "1777", "/private": "0755"}  # folders and their modes
 _HOST_SERVES = ("python", "sql")  # images that this machine's own programs can replace
 _ENTER = 'for group in $0; do echo $$ > "$group/cgroup.procs" || exit 70; done; exec "$@"'
+# Mounts before bwrap's, in a mount namespace that ends with the sandbox.
+_OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c"]
 # Private pseudo-terminals of the sandbox, limited in number.
-_TERMINALS = f'mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; exec "$@"'
-_OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _TERMINALS, "sh"]
+_TERMINALS = f"mount -t devpts -o {limits.PTY_OPTIONS} devpts /dev/pts || exit 71; "
+# An image's files below a layer in memory that takes all changes, at $0/root. $1: the layer's limits; $2: a folder; $3: the root
+# folders of the image and of those below it, from there.
+_LAYER = (
+    'mount -t tmpfs -o "$1,mode=0755,nosuid,nodev" tmpfs "$0" && mkdir "$0/upper" "$0/work" "$0/root" && cd "$2" && '
+    'mount -t overlay -o "lowerdir=$3,upperdir=$0/upper,workdir=$0/work,redirect_dir=off,metacopy=off,nosuid,nodev" '
+    'overlay "$0/root" || exit 72; cd /; shift 3; '
+)
+_RUN = 'exec "$@"'
 _NETWORK_ETC = ("resolv.conf", "hosts", "nsswitch.conf", "services", "protocols", "ssl", "ca-certificates", "pki")
 _OWN = ("proc", "dev", "sys", "tmp", "workspace", "private")
 _HIDDEN = ("kcore", "keys", "kallsyms", "timer_list", "sched_debug", "cmdline", "config.gz", "modules", "partitions")
@@ -55,7 +65,15 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
     if shutil.which("bwrap") is None:
         todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
         raise SandboxError(f"no bwrap on the PATH: {todo}")
-    return Embedded(run, spec, rootfs if rootfs is not None else image_root(spec.image)).open()
+    found = rootfs if rootfs is not None else image_root(spec.image)
+    if spec.writable_root and os.getuid():
+        raise SandboxError("bubblewrap gives a writable root to root only: run as root, or use the docker back end")
+    if spec.writable_root and found is None:
+        todo = f"run `agentgym sandbox build {spec.image}`"
+        raise SandboxError(f"a writable root needs an image, and this machine's programs stand in for it: {todo}")
+    if found is not None and os.getuid() and len(images.layers_of(found)) > 1:
+        raise SandboxError(f"bubblewrap mounts images of several layers, such as {spec.image!r}, for root only")
+    return Embedded(run, spec, found).open()
 
 
 def usable() -> str:
@@ -74,7 +92,7 @@ def image_root(name: str) -> Path | None:
     except ValueError as error:
         raise SandboxError(f"the bubblewrap back end has no image {name!r}: {error}") from error
     if rootfs is None and name not in _HOST_SERVES:
-        raise SandboxError(f"the image {name!r} is not built: run `agentgym sandbox build {name}`")
+        raise SandboxError(f"the image {name!r} is not built: run `{images.docker_command(name)}`")
     return rootfs
 
 
@@ -84,6 +102,8 @@ class Embedded:
         self.run = run
         self.spec = spec
         self.rootfs = rootfs
+        self.layers = images.layers_of(rootfs) if rootfs is not None else ()
+        self.overlaid = spec.writable_root or len(self.layers) > 1
         self.group: ControlGroup | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
@@ -113,8 +133,10 @@ class Embedded:
             raise
         finally:
             theirs.close()
+        again = partial(open_bubblewrap, spec, self.run, self.rootfs)
         path = SYSTEM_PATH if self.rootfs is not None else f"{HOST_PYTHON.parent}:{SYSTEM_PATH}"
-        box = greet(SocketStream(ours), spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end)
+        stream = SocketStream(ours)
+        box = greet(stream, spec, self.id, path=path, limits=own, reason=self.reason, on_close=self.end, again=again)
         guests = children_of(process.pid)
         why_not = limits.limit_files(guests[0], tuple(IN_MEMORY), limits.files_of(spec.disk)) if guests else ""
         if why_not:
@@ -127,13 +149,14 @@ class Embedded:
         terminals = _own_terminals()
         options, files = [], []
         try:
-            for word in arguments(self.spec, self.rootfs, self.group, terminals):
+            for word in arguments(self.spec, self.layers, self.group, terminals):
                 if isinstance(word, bytes):
                     files.append(os.memfd_create("agentgym"))
                     os.write(files[-1], word)
                     os.lseek(files[-1], 0, os.SEEK_SET)
                 options.append(str(files[-1]) if isinstance(word, bytes) else word)
-            command = [*(_OWN_MOUNTS if terminals else []), "bwrap", *options, "--remount-ro", "/", "--", *command]
+            options += [] if self.spec.writable_root else ["--remount-ro", "/"]
+            command = [*self._own_mounts(terminals), "bwrap", *options, "--", *command]
             if self.group is not None:
                 command = ["sh", "-c", _ENTER, " ".join(map(str, self.group.folders)), *command]
             self.process = subprocess.Popen(
@@ -145,6 +168,17 @@ class Embedded:
         finally:
             for fd in files:
                 os.close(fd)
+
+    def _own_mounts(self, terminals: bool) -> list[str]:
+        steps = _TERMINALS if terminals else ""
+        if not self.overlaid:
+            return [*_OWN_MOUNTS, steps + _RUN, "sh"] if steps else []
+        size = f"size={self.spec.disk},nr_inodes={limits.files_of(self.spec.disk)}"
+        top, *below = self.layers
+        folder, names = (images.cache_folder(), self.layers) if below else (top, (top,))
+        # Relative names, which hold none of the letters that mean something to mount.
+        places = ":".join(str(name.relative_to(folder)) for name in names)
+        return [*_OWN_MOUNTS, steps + _LAYER + _RUN, str(layer_place()), size, str(folder), places]
 
     def _keep(self, group: ControlGroup | None) -> None:
         """Write down what `remove` needs, in case this process cannot clean up."""
@@ -202,7 +236,9 @@ def _own_terminals() -> bool:
     if os.getuid() != 0:
         return False
     try:
-        tried = subprocess.run([*_OWN_MOUNTS, "true"], capture_output=True, text=True, timeout=30, check=False)
+        tried = subprocess.run(
+            [*_OWN_MOUNTS, _TERMINALS + _RUN, "sh", "true"], capture_output=True, text=True, timeout=30, check=False
+        )
         error = tried.stderr.strip() if tried.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as failure:
         error = str(failure)
@@ -223,6 +259,15 @@ def records() -> Path:
     if folder.is_symlink() or status.st_uid != os.getuid():
         raise SandboxError(f"{folder} belongs to user {status.st_uid}: remove it, or set TMPDIR")
     return folder
+
+
+def layer_place() -> Path:
+    """Where a sandbox mounts its writable layer, in a mount namespace of its own: the folder itself stays empty."""
+    place = records() / "layer"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if any(letter in str(place) for letter in ',:\\"'):
+        raise SandboxError(f"a writable root cannot be mounted at {place}: set TMPDIR to a folder without such letters")
+    return place
 
 
 def bubblewrap_sandboxes() -> list[Found]:
@@ -259,25 +304,31 @@ def _kept() -> Iterator[tuple[str, dict[str, Any]]]:
             yield file.stem, json.loads(file.read_text())
 
 
-def arguments(spec: SandboxSpec, rootfs: Path | None, group: ControlGroup | None, terminals: bool) -> list[str | bytes]:
+def arguments(
+    spec: SandboxSpec, layers: Sequence[Path], group: ControlGroup | None, terminals: bool
+) -> list[str | bytes]:
     """The arguments of bwrap. Bytes stand for a descriptor from which it reads them.
 
-    `group` is the guest's and the programs'. `terminals`: bwrap is started where `/dev/pts` is the sandbox's own.
+    `layers` are the image's root folders, if there is an image. `group` is the guest's and the programs'. `terminals`: bwrap is started where `/dev/pts` is the sandbox's own.
     """
     options: list[str | bytes] = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--as-pid-1", "--new-session"]
     options += ["--hostname", "sandbox", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--cap-drop", "ALL"]
     options += [] if spec.network else ["--unshare-net"]
     one_user = ["--unshare-user", "--uid", str(GROUP_ID), "--gid", str(GROUP_ID)]
-    options += one_user if os.getuid() else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    rights = ("CAP_SETUID", "CAP_SETGID", *(["CAP_CHOWN"] if spec.writable_root else []))  # CHOWN: for `protect`
+    options += one_user if os.getuid() else [word for right in rights for word in ("--cap-add", right)]
     if group is None or group.version == 1:
         # In version 2 the programs' group is a sibling of the guest's, outside such a namespace.
         options += ["--unshare-cgroup-try"]
-    if rootfs is None:
+    overlaid = spec.writable_root or len(layers) > 1
+    if not layers:
         options += _host_root()
         for name, content in (("passwd", _PASSWD), ("group", _GROUP)):
             options += ["--perms", "0644", "--ro-bind-data", content, f"/etc/{name}"]
+    elif overlaid:
+        options += ["--bind", str(layer_place() / "root"), "/", *itertools.chain(*map(_project, layers))]
     else:
-        options += _image_root(rootfs, spec.network)
+        options += _image_root(layers[0], spec.network)
     for name in _NETWORK_ETC if spec.network else ():
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     options += ["--proc", "/proc", "--dev", "/dev"]
@@ -288,7 +339,8 @@ def arguments(spec: SandboxSpec, rootfs: Path | None, group: ControlGroup | None
         options += ["--perms", mode, "--size", str(spec.disk), "--tmpfs", folder]
     options += ["--remount-ro", "/dev"]  # without root it is the programs' own
     if group is not None:  # /sys is the guest's alone
-        options += ["--perms", "0700", "--dir", "/sys", "--ro-bind", str(group.programs), MEMORY_PLACE]
+        options += ["--perms", "0700", *(["--tmpfs"] if overlaid else ["--dir"]), "/sys"]
+        options += ["--ro-bind", str(group.programs), MEMORY_PLACE]
         # The one file there that can be written: where the guest is no other user, programs reach it.
         options += ["--bind", f"{group.programs}/cgroup.procs", f"{MEMORY_PLACE}/cgroup.procs"]
     if (filter := seccomp.program()) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,6 +28,7 @@ SEARCH_SECONDS = 120.0  # in which a foreign image must be searched
 GONE_SECONDS = 10.0  # in which a container that is being removed must have gone
 # For the guest: to become the programs' user, and so to start and to kill them.
 CAPABILITIES = ("SETUID", "SETGID")
+PROTECTING = "CHOWN"  # to take files from programs, with a writable root
 # Lets the guest make the kernel kill programs first when memory runs out; programs cannot undo it.
 RESOURCE = "SYS_RESOURCE"
 # With it System V segments go with the last program that uses them, and do not hold memory until `reset`.
@@ -39,6 +41,13 @@ STDERR = 2  # of the engine's stream
 KEPT = 2000  # bytes of stderr
 LABEL = "agentgym."
 OWNED = {f"{LABEL}terminals": "1"}  # of volumes
+
+# Accepts that programs can fill the disk of the engine.
+UNLIMITED = "AGENTGYM_UNLIMITED_LAYERS"
+_NO_LIMIT = (
+    "so programs could fill its disk from a writable root. Use bubblewrap as root, put the engine's data on xfs mounted with "
+    f"pquota, or accept it with {UNLIMITED}=1"
+)
 
 _log = logging.getLogger("agentgym.sandbox")
 # Of foreign images, by their ids: what is covered in them; empty where they hold nothing of this project.
@@ -83,6 +92,7 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
         spec,
         name,
         path=path,
+        again=partial(_open, spec, run, masked),
         limits={"nice": limits.PROGRAM_NICENESS, "user": user},
         reason=lambda: _reason(name, stream),
         on_close=lambda: _remove_quietly(name),
@@ -131,6 +141,8 @@ def _start(
                 return stream
         except SandboxError as error:
             said = str(getattr(error.__cause__, "explanation", ""))
+            if "storage-opt" in said:
+                raise SandboxError(f"{error}: {_NO_LIMIT}") from error
             refused = next((wish for wish in wishes if WISHES[wish] in said), None)
             if refused is None:
                 raise
@@ -156,7 +168,8 @@ def _config(
         init=False,
         network_mode="bridge" if spec.network else "none",
         ipc_mode="private",
-        read_only=True,
+        read_only=not spec.writable_root,
+        storage_opt={"size": str(spec.disk)} if spec.writable_root and not _unlimited_layers() else None,
         tmpfs={
             WORKSPACE: f"{mount},mode=0755,uid={user},gid={GROUP_ID}",
             "/tmp": f"{mount},mode=1777",
@@ -168,7 +181,7 @@ def _config(
         nano_cpus=int(min(spec.cpus, _info(api)["NCPU"]) * 1e9),  # the engine refuses to give more
         pids_limit=spec.pids + limits.GUEST_PROCESSES,
         cap_drop=["ALL"],
-        cap_add=[*CAPABILITIES, *(wish for wish in wishes if wish == RESOURCE)],
+        cap_add=[*CAPABILITIES, *[PROTECTING] * spec.writable_root, *(wish for wish in wishes if wish == RESOURCE)],
         sysctls={wish: "1" for wish in wishes if wish == FORCED},
         security_opt=["no-new-privileges", f"seccomp={seccomp.docker_profile()}"],
         log_config=LogConfig(type="none"),
@@ -188,6 +201,10 @@ def _config(
         host_config={**host_config, "MaskedPaths": list(masked)} if masked else host_config,
     )
     return config
+
+
+def _unlimited_layers() -> bool:
+    return os.environ.get(UNLIMITED) == "1"
 
 
 @cache

@@ -225,6 +225,31 @@ def load_image(api: APIClient, root: Path, tag: str, name: str, way: str) -> Non
         raise SandboxError(f"importing {tag} failed: {answer.text.strip()[-300:]}")
 
 
+def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: str) -> None:
+    """Make an image of another one and the files in `root`, as one layer more."""
+    removed = [f"./{path.relative_to(root)}" for path in root.rglob("*") if path.is_char_device()]  # see `layers.py`
+    leaving_out = [f"--exclude={path}" for path in removed]
+    packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "--no-wildcards", *leaving_out, ".")
+    with failures(f"adding a layer to {base}"):
+        command, offline = ["rm", "-f", "--", *removed], api.create_host_config(network_mode="none")
+        labels = {"agentgym.copy": tag}
+        container = api.create_container(
+            base, command, labels=labels, host_config=offline, entrypoint=[], working_dir="/", user="0:0"
+        )["Id"]
+        try:
+            with _tar(f"{root} cannot be packed", *packing, stdout=subprocess.PIPE) as tar:
+                api.put_archive(container, "/", iter(partial(tar.stdout.read, 1 << 20), b""))
+            if removed:
+                api.start(container)
+                if (ended := api.wait(container, timeout=CALL_TIMEOUT)["StatusCode"]) != 0:
+                    raise SandboxError(f"files of {base} cannot be removed: rm ended with {ended}")
+            said = f"LABEL {WAY_LABEL}={way} agentgym.image={name} agentgym.copy="
+            repository, _, version = tag.rpartition(":")
+            api.commit(container, repository, version, changes=[said, "CMD []", "WORKDIR /workspace"])
+        finally:
+            api.remove_container(container, force=True)
+
+
 def export_image(api: APIClient, tag: str, work: Path) -> Path:
     root = work / "rootfs"
     root.mkdir()

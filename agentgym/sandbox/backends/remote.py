@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from agentgym.sandbox.api import BackendDown, SandboxError, SandboxSpec
 from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestRpc, GuestSandbox, Header
+from agentgym.sandbox.images import build as images
 from agentgym.service.client.address import Address, RemoteError, is_url, parse
 from agentgym.service.client.blocking_websocket import BlockingWebSocket, HandshakeRefused, dial, said_in
 from agentgym.service.protocol.frames import CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
@@ -60,7 +61,7 @@ def why_not(urls: str, image: str) -> str | None:
     address = _address(urls)
     for server in address.servers:
         try:
-            _check_image(address, server, image)
+            _check_image(address, server, _image_there(image))
             return None
         except SandboxError as error:
             reasons.append(str(error))
@@ -76,7 +77,10 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
         try:
             channel = RemoteChannel(address, server)
             try:
-                told = channel.start({**vars(spec), "env": dict(spec.env)}, run, spec.start_timeout + GRACE)
+                fields = {**vars(spec), "env": dict(spec.env), "image": _image_there(spec.image)}
+                if not spec.writable_root:  # older servers do not know it
+                    del fields["writable_root"]
+                told = channel.start(fields, run, spec.start_timeout + GRACE)
             except BaseException:
                 channel.close()
                 raise
@@ -85,6 +89,11 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
         except NoRoom as error:
             reasons.append(str(error))
     raise SandboxError("; ".join(reasons))
+
+
+def _image_there(image: str) -> str:
+    """An image as a server knows it: a folder's path means nothing there, but what was built from an equal folder is the same."""
+    return images.recipe(image).tag if images.is_path(image) else image
 
 
 def _check_image(address: Address, server: str, image: str) -> None:

@@ -205,9 +205,9 @@ def _why_not(name: str, image: str) -> str | None:
             tag = images.docker_tag(image)
             todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
             return todo if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None else None
-        if images.is_reference(image):
+        if images.is_reference(image) and not images.TAG.fullmatch(image):
             return f"it has no Docker images such as {image}"
-        images.recipe(image)
+        images.rootfs(image)
         if not process_state.bubblewrap_works and (why_not := bubblewrap.usable()):
             return why_not
         process_state.bubblewrap_works = True

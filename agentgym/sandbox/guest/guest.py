@@ -19,10 +19,11 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from selectors import EVENT_READ, PollSelector
 
+from agentgym.sandbox.guest.guest_archives import Unpacking, packed
 from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty, restore
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
@@ -43,8 +44,10 @@ from agentgym.sandbox.guest.guest_programs import (
     start,
     turn,
 )
+from agentgym.sandbox.guest.guest_protect import protect
 
 GRACE = 1.0  # seconds that a session has to answer an interrupt
+KILLS = 3  # times that what a step has started is killed before its session is
 KILL_PATIENCE = 20.0  # seconds in which killed processes must have gone
 FORK_PATIENCE = 0.5  # seconds in which a process must be free for a new program
 NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
@@ -76,7 +79,7 @@ class Guest:
         self.counter = next((name for name in counters if os.path.exists(name)), "")
         self.killed = self.oom_kills()
         self.ran = False  # whether a program has run since the last reset
-        self.upload: Upload | None = None  # a file of which parts are missing
+        self.upload: Upload | Unpacking | None = None  # a file, or an archive, of which parts are missing
         self.folders = {folder: stat.S_IMODE(os.stat(folder).st_mode) for folder in EMPTIED if os.path.isdir(folder)}
         self.loop.register(0, EVENT_READ, self.receive)
         wake, waker = os.pipe()
@@ -172,12 +175,12 @@ class Guest:
         process.input.feed(stdin)
         return process
 
-    def kill(self, doomed: Callable[[int], bool]) -> None:
-        """Kill the programs whose tag is doomed. They are stopped first, so that none can outrun it by forking."""
+    def kill(self, doomed: Callable[[int], bool], spared: Collection[int] = ()) -> None:
+        """Kill the programs whose tag is doomed, but for some process ids. They are stopped first, so that none can outrun it by forking."""
         until = time.monotonic() + KILL_PATIENCE
         stopped: set[int] = set()
         while time.monotonic() < until:
-            found = [pid for pid, tag in programs() if doomed(tag)]
+            found = [pid for pid, tag in programs() if doomed(tag) and pid not in spared]
             fresh = [pid for pid in found if pid not in stopped]
             for pid in fresh:
                 send_signal(pid, signal.SIGSTOP)
@@ -236,6 +239,7 @@ class Guest:
         self.env, self.limit, self.idle_timeout, self.limits = env, output, idle_timeout, {**limits, "rules": rules}
         if TWO_USERS:
             AsProgram.user = limits.get("user", AsProgram.user)
+        GuestPath.anywhere = limits.get("writable", False)
         facts = {"python": sys.version.split()[0], "two_users": TWO_USERS, "counter": self.counter}
         self.answer({**facts, "firm_scores": rules >= 0 or scores_are_final()})
 
@@ -268,17 +272,16 @@ class Guest:
         process = self.sessions.get(session)
         if process is None or process.replies is None:
             raise ValueError("the session has ended")
+        before = {pid for pid, tag in programs() if tag == session}
         process.replies.drain()
         process.replies.clear()  # replies without a request
         process.input.feed(request)
         reply = self.await_reply(process, process.replies, began + timeout)
         timed_out = reply is None and process.code is None and time.monotonic() >= began + timeout
         if timed_out:
-            with suppress(ProcessLookupError), AsProgram():
-                os.killpg(process.pid, signal.SIGINT)  # as Control-C does in a terminal
-            reply = self.await_reply(process, process.replies, time.monotonic() + GRACE)
+            reply = self.interrupt(process, process.replies, session, before)
         if reply is None:
-            self.sessions.pop(session)
+            self.sessions.pop(session, None)
             self.kill(lambda tag: tag == session)
         process.drain()
         self.report(process, began, timed_out, reply)
@@ -286,6 +289,22 @@ class Guest:
         process.err.clear()
         if reply is None:
             process.close()
+
+    def interrupt(self, process: Process, replies: Replies, session: int, before: set[int]) -> bytes | None:
+        """Interrupt a step; then kill what it started, of which a command may ignore interrupts, and spare what was there before."""
+        with suppress(ProcessLookupError), AsProgram():
+            os.killpg(process.pid, signal.SIGINT)  # as Control-C does in a terminal
+        reply = self.await_reply(process, replies, time.monotonic() + GRACE)
+        for _ in range(KILLS):
+            begun = any(tag == session and pid not in before for pid, tag in programs())
+            if reply is not None or process.code is not None or session not in self.sessions or not begun:
+                break
+            self.kill(lambda tag: tag == session, before)
+            reply = self.await_reply(process, replies, time.monotonic() + GRACE / 4)
+            if reply is None and process.code is None:  # a shell goes on with the command after the one that was killed
+                send_signal(process.pid, signal.SIGINT)
+                reply = self.await_reply(process, replies, time.monotonic() + GRACE)
+        return reply
 
     def await_reply(self, process: Process, replies: Replies, until: float) -> bytes | None:
         """The session's answer; None if it ended instead, or the time is up."""
@@ -317,8 +336,8 @@ class Guest:
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
         if not part:
             self.drop_upload()
-            self.upload = Upload(GuestPath(path, self.ran))
-        if self.upload is None:
+            self.upload = Upload(self.place(path))
+        if not isinstance(self.upload, Upload):
             raise ValueError("a part of a file whose first part was rejected")
         going_on = False
         try:
@@ -331,13 +350,49 @@ class Guest:
                 self.drop_upload()
         self.answer({})
 
+    def do_unpack(self, data: bytes, path: str, part: int, last: bool) -> None:
+        if not part:
+            self.drop_upload()
+            self.upload = Unpacking(self.place(path, whole=True))
+        if not isinstance(self.upload, Unpacking):
+            raise ValueError("a part of an archive whose first part was rejected")
+        going_on = False
+        try:
+            self.upload.add(data)
+            if last:
+                self.upload.finish()
+            going_on = not last
+        finally:
+            if not going_on:
+                self.drop_upload()
+        self.answer({})
+
+    def do_pack(self, _: bytes, path: str, limit: int) -> None:
+        for data in packed(path, limit):
+            self.answer({"more": True}, data)
+        self.answer({})
+
     def drop_upload(self) -> None:
         if self.upload is not None:
             self.upload.close()
             self.upload = None
 
+    def place(self, path: str, whole: bool = False) -> GuestPath:
+        """A path that the host asks for; `whole`: of a folder."""
+        place = GuestPath(path, self.ran, whole)
+        if place.open_top(whole) and self.limits["rules"] >= 0:  # they name the folders of the root
+            os.close(self.limits["rules"])
+            self.limits["rules"] = proc_rules()
+        return place
+
     def do_folder(self, _: bytes, path: str) -> None:
-        GuestPath(path, self.ran).make()
+        self.place(path, whole=True).make()
+        self.answer({})
+
+    def do_protect(self, _: bytes, path: str) -> None:
+        if not GuestPath.anywhere:
+            raise ValueError("only a sandbox with a writable root can protect files")
+        protect(path)
         self.answer({})
 
     def do_reset(self, _: bytes) -> None:

@@ -12,22 +12,44 @@ from contextlib import contextmanager, suppress
 from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, Spoiled
 
 ROOTS = ("/workspace", "/tmp", "/private")
+KERNELS = ("/proc", "/sys", "/dev")  # the kernel's own, also where the root is writable
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 EMPTYING = 30.0  # seconds in which a folder must be empty; programs that run meanwhile could fill it for ever
 HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that cannot be: no program's doing
 
 
 class GuestPath:
-    """A path that the host asks for. `forced`: programs may have changed what is there; then obstacles are replaced."""
+    """A path that the host asks for. `forced`: programs may have changed what is there; then obstacles are replaced.
 
-    def __init__(self, path: str, ran: bool) -> None:
+    `whole`: it may be one of `ROOTS` itself. `anywhere`: the root is writable, and so it may be outside `ROOTS`.
+    """
+
+    anywhere = False
+
+    def __init__(self, path: str, ran: bool, whole: bool = False) -> None:
         self.path = os.path.normpath(os.path.join("/workspace", path))
-        if not self.path.startswith(tuple(root + "/" for root in ROOTS)):
-            raise ValueError(f"not under {', '.join(ROOTS)}")
+        if not (self.path + "/" * whole).startswith(tuple(root + "/" for root in ROOTS)):
+            if not self.anywhere:
+                raise ValueError(f"not under {', '.join(ROOTS)}")
+            if self.path in ("/", *ROOTS) or f"{self.path}/".startswith(tuple(root + "/" for root in KERNELS)):
+                raise ValueError(f"not below /, or in {', '.join(KERNELS)}")
         _, root, *self.names = self.path.split("/")
         self.root = f"/{root}"
+        if self.root not in ROOTS:
+            self.root, self.names = "/", [root, *self.names]
         self.rights = AsProgram(self.root != "/private")
         self.forced = ran and (self.root != "/private" or not TWO_USERS)
+
+    def open_top(self, whole: bool) -> bool:
+        """Make the folder of a writable root in which the path is, if there is none: all may write to it. True if it was made.
+
+        Programs cannot make one, since the root is the guest's.
+        """
+        if self.root != "/" or len(self.names) < 2 - whole or os.path.lexists(top := f"/{self.names[0]}"):
+            return False
+        os.mkdir(top)
+        os.chmod(top, 0o777)
+        return True
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -35,7 +57,8 @@ class GuestPath:
             with self.rights:
                 yield
         except OSError as error:
-            if not self.forced or error.errno in HOSTS_OWN:
+            system_s = self.root == "/" and error.errno in (errno.EACCES, errno.EPERM)  # not the programs' to give
+            if not self.forced or error.errno in HOSTS_OWN or system_s:
                 raise
             why = error.strerror or error
             raise Spoiled(f"{self.path} cannot be written where programs have run: {why}") from error
@@ -46,7 +69,10 @@ class GuestPath:
         try:
             os.makedirs(path, exist_ok=True)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            os.close(os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=fd))  # one of `ROOTS`, and writable
+            file, name = fresh_file(fd)  # one of `ROOTS`, and writable
+            os.close(file)
+            if name:
+                os.unlink(name, dir_fd=fd)
             return fd
         except OSError:
             if not self.forced:
@@ -75,12 +101,13 @@ class Upload:
     def __init__(self, place: GuestPath) -> None:
         self.place = place
         self.folder = self.file = -1
+        self.fresh = ""
         try:
             with place.writing():
                 self.folder = place.folder(place.names[:-1])
                 if not place.forced and is_folder(place.names[-1], self.folder):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-                self.file = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=self.folder)
+                self.file, self.fresh = fresh_file(self.folder)
         except BaseException:
             self.close()
             raise
@@ -92,25 +119,45 @@ class Upload:
                 view = view[os.write(self.file, view) :]
 
     def finish(self, mode: int) -> None:
-        name, fresh = self.place.names[-1], f".{os.urandom(8).hex()}.part"
+        name = self.place.names[-1]
         with self.place.writing():
             os.fchmod(self.file, mode)
-            os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
-            try:
-                if self.place.forced and is_folder(name, self.folder):
-                    os.chmod(name, 0o700, dir_fd=self.folder)
-                    empty(name, self.folder)
-                    os.rmdir(name, dir_fd=self.folder)
-                os.replace(fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            except OSError:
-                os.unlink(fresh, dir_fd=self.folder)
-                raise
+            if not self.fresh:
+                fresh = fresh_name()
+                os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
+                self.fresh = fresh
+            if self.place.forced and is_folder(name, self.folder):
+                os.chmod(name, 0o700, dir_fd=self.folder)
+                empty(name, self.folder)
+                os.rmdir(name, dir_fd=self.folder)
+            os.replace(self.fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+            self.fresh = ""
 
     def close(self) -> None:
+        if self.fresh:
+            with suppress(OSError), self.place.rights:
+                os.unlink(self.fresh, dir_fd=self.folder)
+        self.fresh = ""
         for fd in (self.file, self.folder):
             if fd >= 0:
                 os.close(fd)
         self.file = self.folder = -1
+
+
+def fresh_name() -> str:
+    return f".{os.urandom(8).hex()}.part"
+
+
+def fresh_file(folder: int) -> tuple[int, str]:
+    """A new file in a folder, and its name: it has none, but in a writable root where older kernels cannot do without."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=folder), ""
+    except OSError as error:
+        named = GuestPath.anywhere and os.fstat(folder).st_dev == os.stat("/").st_dev
+        if not named or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    name = fresh_name()
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder), name
 
 
 def content(path: str, limit: int) -> Iterator[bytes]:

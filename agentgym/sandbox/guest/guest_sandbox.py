@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -12,13 +13,14 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxError, SandboxSpec, SandboxSpoiled
+from agentgym.sandbox.archives import entries_of, tar_of
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
@@ -171,11 +173,15 @@ def source(name: str) -> str:
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
+# In the order in which they import each other.
+GUEST_MODULES = ("guest_programs", "guest_files", "guest_archives", "guest_protect")
+
+
 @cache
 def guest_source() -> bytes:
     return (
         "import sys, types\n"
-        f"for name, text in {[(name, source(name)) for name in ('guest_programs', 'guest_files')]!r}:\n"
+        f"for name, text in {[(name, source(name)) for name in GUEST_MODULES]!r}:\n"
         "    module = sys.modules['agentgym.sandbox.guest.' + name] = types.ModuleType(name)\n"
         "    exec(compile(text, name + '.py', 'exec'), module.__dict__)\n"
         f"exec(compile({source('guest')!r}, 'guest.py', 'exec'))\n"
@@ -198,6 +204,7 @@ def greet(
     limits: Mapping[str, Any] | None = None,
     reason: Callable[[], str] = lambda: "",
     on_close: Callable[[], None] | None = None,
+    again: Callable[[], GuestSandbox] | None = None,
 ) -> GuestSandbox:
     """Give a guest its program and settings. SandboxError if it does not answer within `spec.start_timeout` seconds.
 
@@ -206,15 +213,16 @@ def greet(
             them into their control group.
         reason: what the back end knows about a guest that is gone.
         on_close: ends what the back end started; called once, also if this raises.
+        again: starts another such sandbox, to replace one with a writable root.
     """
     channel = Channel(stream, id, reason)
-    box = GuestSandbox(channel, spec, {}, on_close)
+    box = GuestSandbox(channel, spec, {}, on_close, again)
     hello = {
         "do": "hello",
         "env": {"PATH": path, **ENVIRONMENT, **spec.env},
         "output": spec.output,
         "idle_timeout": spec.idle_timeout,
-        "limits": {"nice": 0, "file": spec.disk + MEGABYTE, **(limits or {})},
+        "limits": {"nice": 0, "file": spec.disk + MEGABYTE, "writable": spec.writable_root, **(limits or {})},
     }
     try:
         channel.guarded("begin", spec.start_timeout, lambda until: stream.send(guest_source(), until))
@@ -226,16 +234,24 @@ def greet(
 
 
 class GuestSandbox:
-    """A `Sandbox` whose guest has its settings. `facts` is the guest's answer to them."""
+    """A `Sandbox` whose guest has its settings. `facts` is the guest's answer to them; `again` as for `greet`."""
 
     def __init__(
-        self, channel: GuestRpc, spec: SandboxSpec, facts: Header, on_close: Callable[[], None] | None = None
+        self,
+        channel: GuestRpc,
+        spec: SandboxSpec,
+        facts: Header,
+        on_close: Callable[[], None] | None = None,
+        again: Callable[[], GuestSandbox] | None = None,
     ) -> None:
         self.id = channel.name
         self.spec = spec
         self.facts = facts
         self.channel = channel
+        self.resets = 0
         self._on_close = on_close
+        self._again = again
+        self._closed = False
         self._owner = os.getpid()
 
     @property
@@ -264,13 +280,7 @@ class GuestSandbox:
         return GuestSession(self, command)
 
     def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
-        self.channel.send({"do": "read", "path": path, "limit": limit}, timeout=FILE_TIMEOUT)
-        parts: list[bytes] = []
-        while True:
-            header, data = self._checked("read", *self.channel.answer("read", timeout=FILE_TIMEOUT), path)
-            if not header.get("more"):
-                return b"".join(parts)
-            parts.append(data)
+        return self._parts("read", path, limit)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
         content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
@@ -295,7 +305,41 @@ class GuestSandbox:
             else:
                 raise ValueError(f"{found} is neither a file nor a folder")
 
+    def put_archive(
+        self, data: bytes | str | os.PathLike[str], to: str = WORKSPACE, limit: int = 256 * MEGABYTE
+    ) -> None:
+        waiting, sent = bytearray(), 0
+        for piece in itertools.chain(entries_of(data, limit), [None]):
+            waiting += piece or b""
+            while len(waiting) >= PART or piece is None:
+                call = {"do": "unpack", "path": to, "part": sent, "last": piece is None and len(waiting) <= PART}
+                self.call(call, bytes(waiting[:PART]), timeout=FILE_TIMEOUT, path=to)
+                sent += PART
+                del waiting[:PART]
+                if call["last"]:
+                    return
+
+    def get_archive(self, path: str = WORKSPACE, limit: int = 256 * MEGABYTE) -> bytes:
+        return tar_of(self._parts("pack", path, limit))
+
+    def protect(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.call({"do": "protect", "path": path}, timeout=FILE_TIMEOUT, path=path)
+
+    def _parts(self, call: str, path: str, limit: int) -> bytes:
+        self.channel.send({"do": call, "path": path, "limit": limit}, timeout=FILE_TIMEOUT)
+        parts: list[bytes] = []
+        while True:
+            header, data = self._checked(call, *self.channel.answer(call, timeout=FILE_TIMEOUT), path)
+            if not header.get("more"):
+                return b"".join(parts)
+            parts.append(data)
+
     def reset(self) -> None:
+        self.resets += 1
+        if self.spec.writable_root and self._again is not None:
+            self._start_again(self._again)
+            return
         try:
             left = self.call({"do": "reset"}, timeout=RESET_TIMEOUT)[0]["left"]
         except OSError as error:
@@ -304,10 +348,24 @@ class GuestSandbox:
             self.close()
             raise SandboxSpoiled(f"sandbox {self.id} could not be emptied: {', '.join(left)}")
 
+    def _start_again(self, again: Callable[[], GuestSandbox]) -> None:
+        if not self.alive:
+            raise SandboxError(f"sandbox {self.id} is closed: cannot call 'reset'")
+        self._end()
+        fresh = again()
+        self.id, self.channel, self.facts, self._on_close = fresh.id, fresh.channel, fresh.facts, fresh._on_close
+        if self._closed:  # by another thread, meanwhile
+            self._end()
+            raise SandboxError(f"sandbox {self.id} was closed during 'reset'")
+
     def ping(self, timeout: float = 10.0) -> None:
         self.call({"do": "ping"}, timeout=timeout)
 
     def close(self) -> None:
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         self.channel.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None and os.getpid() == self._owner:  # in a forked child the sandbox is the parent's
@@ -336,8 +394,9 @@ class GuestSandbox:
 class GuestSession:
     def __init__(self, sandbox: GuestSandbox, command: Command) -> None:
         self._sandbox = sandbox
+        self._resets = sandbox.resets
         self._kind = command if isinstance(command, str) else ""
-        self._ended = False
+        self._over = False
         self._last = 0
         argv, env, form = list(command), {}, "frame"
         match self._kind:
@@ -356,6 +415,10 @@ class GuestSession:
             if self._ended:
                 said = begun.stderr.strip()[-200:] or f"exit code {begun.exit_code}"
                 raise SandboxSpoiled(f"sandbox {sandbox.id}: the shell did not start: {said}")
+
+    @property
+    def _ended(self) -> bool:
+        return self._over or self._resets != self._sandbox.resets
 
     @property
     def alive(self) -> bool:
@@ -387,15 +450,15 @@ class GuestSession:
         try:
             header, payload = self._sandbox.call(call, data, timeout=timeout + GRACE)
         except ValueError:
-            self._ended = True
+            self._over = True
             raise
-        self._ended = header["ended"]
+        self._over = header["ended"]
         return result_of(header, payload)
 
     def close(self) -> None:
         if self.alive:
             self._sandbox.call({"do": "drop", "session": self._number}, timeout=GRACE)
-        self._ended = True
+        self._over = True
 
 
 def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:

@@ -1,7 +1,8 @@
-"""Builds images, the root file systems of sandboxes, from the folders of `sandboxes/`.
+"""Builds images, the root file systems of sandboxes, from the folders of `sandboxes/` and any other.
 
 `build` makes a Docker image and a root folder for bubblewrap, in one of two ways with the same programs: "registry" runs the
-Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached.
+Dockerfile, "packages" unpacks Debian packages (`debian.py`) where no registry can be reached. A folder with a `base` is a layer
+(`layers.py`): its root folder holds only what it adds, and its Docker image is one more layer on that of the base.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +24,25 @@ from typing import TYPE_CHECKING, Any
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.guest.project_files import project_files
-from agentgym.sandbox.images import debian
+from agentgym.sandbox.images import debian, interpreters, layers
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 WAYS = ("auto", "registry", "packages")
+TAG = re.compile(r"agentgym/([a-z0-9][a-z0-9-]*):([0-9a-f]{12})")  # of an image that was built here or on a client
+LAYER = "layer"  # how an image with a base is built
 FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A folder of `sandboxes/`. `digest` is of all its files and of this machine's kind; a change gives another image."""
+    """An image's folder. `digest` is of all its files, of this machine's kind and of its base; a change gives another image."""
 
     name: str
     folder: Path
     digest: str
+    base: Recipe | None = None  # the image below
 
     @property
     def tag(self) -> str:
@@ -49,7 +54,12 @@ class Recipe:
 
     @property
     def packages(self) -> list[str]:
-        lines = (self.folder / "packages.txt").read_text().splitlines()
+        file = self.folder / "packages.txt"
+        if not file.is_file():
+            raise SandboxError(
+                f"{self.folder} has no packages.txt: without a Docker Engine, nothing can be built from it"
+            )
+        lines = file.read_text().splitlines()
         return [line for line in (line.split("#", 1)[0].strip() for line in lines) if line]
 
     @property
@@ -84,34 +94,70 @@ def image_names() -> list[str]:
     return sorted(p.name for p in image_folder().iterdir() if (p / "packages.txt").is_file())
 
 
+def is_path(image: str) -> bool:
+    """Whether it is a folder's path: no Docker reference begins so."""
+    return image.startswith(("/", "./", "../"))
+
+
 def is_reference(image: str) -> bool:
-    return "/" in image or ":" in image
+    return not is_path(image) and ("/" in image or ":" in image)
 
 
 def docker_tag(image: str) -> str:
-    """The Docker image of a folder of `sandboxes/`, or the reference itself."""
+    """The Docker image of a folder, or the reference itself."""
     return image if is_reference(image) else recipe(image).tag
 
 
 def docker_command(image: str) -> str:
+    if TAG.fullmatch(image):
+        return "agentgym sandbox build FOLDER"
+    if is_path(image) and (command := layers.made_by(Path(image))):
+        return command
     return f"docker pull {image}" if is_reference(image) else f"agentgym sandbox build {image}"
 
 
-def recipe(name: str) -> Recipe:
-    if name not in image_names():
-        raise ValueError(f"there is no image {name!r}; there are {', '.join(image_names())}")
-    folder = image_folder() / name
-    digest = hashlib.sha256(f"{FORMAT} {platform.machine()}".encode())
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+def recipe(image: str, above: tuple[Path, ...] = ()) -> Recipe:
+    """The recipe of a name or a path. ValueError if there is no such image.
+
+    `above`: the folders whose base it is.
+    """
+    if is_path(image):
+        folder = Path(image).resolve()
+        if not any((folder / file).is_file() for file in ("packages.txt", "Dockerfile", layers.BASE)):
+            raise ValueError(f"{image}: an image's folder has a packages.txt or a Dockerfile, or a {layers.BASE}")
+        name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "image"
+    elif image in image_names():
+        folder, name = image_folder() / image, image
+    else:
+        todo = "; the path of a folder begins with / or ./"
+        raise ValueError(f"there is no image {image!r}; there are {', '.join(image_names())}{todo}")
+    if folder in above:
+        raise ValueError(f"{folder} is its own {layers.BASE}, by way of {above[-1]}")
+    below = layers.base_of(folder)
+    base = None if below is None else recipe(below, (*above, folder))
+    digest = hashlib.sha256(f"{FORMAT} {platform.machine()}{f' {base.tag}' if base else ''}".encode())
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not (base and p == folder / layers.BASE)):
         content = path.read_bytes()
         digest.update(f"\n{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
-    return Recipe(name, folder, digest.hexdigest()[:12])
+    return Recipe(name, folder, digest.hexdigest()[:12], base)
 
 
-def rootfs(name: str) -> Path | None:
-    """The root folder of an image, or None if it is not built. ValueError if there is no such image."""
-    place = recipe(name).place
+def rootfs(image: str) -> Path | None:
+    """The root folder of an image (its name, path or tag), or None if it is not built. ValueError if there is no such image."""
+    tag = TAG.fullmatch(image)
+    place = cache_folder() / tag[1] / tag[2] if tag else recipe(image).place
     return place / "rootfs" if _record(place) else None
+
+
+def layers_of(root: Path) -> tuple[Path, ...]:
+    """An image's root folder and those of the images below it, the nearest first. SandboxError if one is gone."""
+    found = [root]
+    while tag := (_record(found[-1].parent) or {}).get("base"):
+        below = rootfs(tag)
+        if below is None:
+            raise SandboxError(f"{root.parent} needs the image {tag}, which is not there any more: build it again")
+        found.append(below)
+    return tuple(found)
 
 
 def cache_folder() -> Path:
@@ -126,13 +172,16 @@ def build(
     docker: bool | None = None,
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
+    fill: layers.Fill | None = None,
 ) -> Built:
-    """Make an image, unless it is there. Of two processes the second waits for the first.
+    """Make an image, and those below it, unless it is there. Of two processes the second waits for the first.
 
     Args:
+        name: of a folder of `sandboxes/`, or the path of any folder.
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether to make a Docker image too; None: if an engine answers.
-        force: rebuild it. Sandboxes that run from its root folder lose their files.
+        force: rebuild it, and none below it. Sandboxes that run from its root folder lose their files.
+        fill: puts files into the root folder of a layer, besides what its folder says; not called if that is there.
 
     Raises:
         ValueError: there is no such image or way.
@@ -143,6 +192,8 @@ def build(
     if how == "registry" and docker is False:
         raise ValueError("from the registry, an image is built by Docker: without it, build from packages")
     what, started = recipe(name), time.monotonic()
+    if what.base is not None:
+        return _build_layer(what, what.base, how, docker, force, say, fill)
     place = what.place
     with _locked(say):
         api = None
@@ -165,7 +216,7 @@ def build(
                 exported = engine.export_image(api, what.tag, work)
                 if next(project_files(str(exported)), None):
                     api.remove_image(what.tag, force=True)
-                _publish(exported, place, tagged)
+                _publish(exported, what, tagged)
         kept = _record(place)
         if kept is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
@@ -176,6 +227,50 @@ def build(
     return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
 
 
+def _build_layer(
+    what: Recipe,
+    base: Recipe,
+    how: str,
+    docker: bool | None,
+    force: bool,
+    say: Callable[[str], None],
+    fill: layers.Fill | None,
+) -> Built:
+    started = time.monotonic()
+    build(str(base.folder), how, docker=docker, say=lambda text: say(f"{base.name}: {text}"))
+    with _locked(say, what.place.parent):
+        api = engine.client() if docker or (docker is None and engine.unavailable() is None) else None
+        fresh = force or _record(what.place) is None
+        if fresh:
+            below = rootfs(base.tag)
+            if below is None:
+                raise SandboxError(f"the image {base.tag} was removed while {what.name} was being built")
+            with _work(what.place) as work:
+                root = work / "rootfs"
+                root.mkdir(mode=0o755)
+                _make_layer(what, root, layers_of(below), fill, say)
+                _publish(root, what, LAYER)
+        if api is not None and (fresh or engine.way_of(api, what.tag) is None):
+            say("adding it to Docker")
+            engine.add_layer(api, base.tag, what.place / "rootfs", what.tag, what.name, LAYER)
+            fresh = True
+    size = (_record(what.place) or {}).get("bytes", 0)
+    return Built(
+        what.name, LAYER, what.place / "rootfs", what.tag if api else None, size, time.monotonic() - started, fresh
+    )
+
+
+def _make_layer(
+    what: Recipe, root: Path, below: Sequence[Path], fill: layers.Fill | None, say: Callable[[str], None]
+) -> None:
+    python, each = "", what
+    while not python and each is not None:
+        python, each = interpreters.wanted(each.folder), each.base  # type: ignore[assignment]
+    layers.make(what.folder, root, below, python, fill, say)
+    _add_files(what.folder / "files", root)
+    layers.check(root, below)
+
+
 def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], None]) -> str | None:
     """Make a Docker image from the registry and return its way, or a root folder from packages."""
     way, why = _choose(what, how, api)
@@ -184,19 +279,40 @@ def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], No
         engine.build_image(api, what.folder, what.tag, what.name, say)
         return way
     with _work(what.place) as work:
-        _publish(debian.unpack(what.packages, what.requirements, work, say), what.place, way)
+        python = interpreters.wanted(what.folder)
+        if python:
+            interpreters.find(python)  # before all is downloaded
+        root = debian.unpack(what.packages, what.requirements, work, say)
+        if python:
+            interpreters.add(python, root, say)
+        _add_files(what.folder / "files", root)
+        _publish(root, what, way)
     return None
+
+
+def _add_files(folder: Path, root: Path) -> None:
+    """Copy an image's own files to where they are below its `files/`."""
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        place = root / file.relative_to(folder)
+        if not place.parent.resolve().is_relative_to(root.resolve()):  # a link of a package would lead to this machine
+            raise SandboxError(f"{file} cannot be added: its folder is a link in the image")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        shutil.copyfile(file, place)
+        place.chmod(file.stat().st_mode & 0o755 | 0o644)
 
 
 def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:
     if how != "auto":
         return how, "asked for"
+    if not (what.folder / "Dockerfile").is_file():
+        return "packages", "there is no Dockerfile"
     if api is None:
         return "packages", "no Docker image is made"
     base = base_of(what.folder / "Dockerfile")
     refusal = engine.unreachable(base)
-    if refusal is None:
-        return "registry", f"{base} is at hand"
+    if refusal is None or not (what.folder / "packages.txt").is_file():
+        return "registry", f"{base} is at hand" if refusal is None else "there is no packages.txt"
     if missing := debian.missing_tools():
         why = f"{base} cannot be pulled ({refusal}), and there are no Debian packages here ({', '.join(missing)} not found)"
         todo = "Give the Docker Engine a way to a registry, or build on Debian or Ubuntu"
@@ -233,9 +349,14 @@ def _work(place: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _publish(root: Path, place: Path, way: str) -> None:
-    if not any(os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")):
+def _publish(root: Path, what: Recipe, way: str) -> None:
+    if what.base is None and not any(
+        os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")
+    ):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
+    python = "python" + ".".join(interpreters.wanted(what.folder).split(".")[:2])
+    if python != "python" and not any(os.path.lexists(root / f / python) for f in ("usr/bin", "usr/local/bin")):
+        raise SandboxError(f"the image has no {python}, which {interpreters.FILE} asks for: add it in the Dockerfile")
     if found := next(project_files(str(root)), None):
         which = f"/{Path(found).relative_to(root)}, where programs would see hidden tests"
         todo = "leave it out of packages.txt, requirements.txt and the Dockerfile"
@@ -244,15 +365,16 @@ def _publish(root: Path, place: Path, way: str) -> None:
     finished.mkdir()
     size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
     root.rename(finished / "rootfs")
-    (finished / "image.json").write_text(json.dumps({"way": way, "bytes": size, "made": time.time()}))
-    if place.exists():
-        place.rename(root.parent / "old")
-    finished.rename(place)
+    base = {"base": what.base.tag} if what.base is not None else {}
+    (finished / "image.json").write_text(json.dumps({"way": way, "bytes": size, "made": time.time(), **base}))
+    if what.place.exists():
+        what.place.rename(root.parent / "old")
+    finished.rename(what.place)
 
 
 @contextmanager
-def _locked(say: Callable[[str], None]) -> Iterator[None]:
-    folder = cache_folder()
+def _locked(say: Callable[[str], None], folder: Path | None = None) -> Iterator[None]:
+    folder = folder or cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")

@@ -47,13 +47,11 @@ def unpack(packages: Sequence[str], requirements: Path | None, work: Path, say: 
     for archive in archives:
         _extract(archive, root)
     _finish(root)
-    versions = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
-    if not versions:
-        raise SandboxError("the packages contain no Python: packages.txt must name python3")
+    version = python_of(root)
     if requirements is not None:
         say(f"adding the Python packages of {requirements.name}")
-        _install(requirements, root, versions[-1])
-    _compile(root, versions[-1], say)
+        install(requirements, root, version)
+    _compile(root, version, say)
     shutil.rmtree(work / "archives")
     return root
 
@@ -148,7 +146,15 @@ def _finish(root: Path) -> None:
                 file.chmod(mode & 0o1777)
 
 
-def _install(requirements: Path, root: Path, version: str) -> None:
+def python_of(root: Path) -> str:
+    """The version of the Python that Debian's packages have put into a root folder."""
+    versions = sorted(p.name.removeprefix("python") for p in (root / "usr/lib").glob("python3.*"))
+    if not versions:
+        raise SandboxError("the packages contain no Python: packages.txt must name python3")
+    return versions[-1]
+
+
+def install(requirements: Path, root: Path, version: str) -> None:
     machine = platform.machine()
     platforms = [f"--platform=manylinux{tag}_{machine}" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     tag = "cp" + version.replace(".", "")

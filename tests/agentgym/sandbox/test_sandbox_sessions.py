@@ -52,6 +52,10 @@ def wait_until(holds, seconds=60.0):
         time.sleep(0.02)
 
 
+# A program that ignores Ctrl-C and SIGTERM.
+STUBBORN = "python3 -c 'import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; time.sleep(300)'"
+
+
 @pytest.fixture
 def python(sandbox):
     return sandbox.session()
@@ -238,6 +242,42 @@ class TestShell:
             result = shell.run(f"echo begun; {command}", timeout=0.5)
             assert (result.timed_out, result.stdout, shell.alive) == (True, "begun\n", True)
         assert shell.run("echo $x; pwd").stdout == "2\n/tmp\n"
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            STUBBORN,
+            f"{STUBBORN} | cat",
+            f"({STUBBORN})",
+            STUBBORN.replace("import signal", "import os, signal").replace("time;", "time; os.setsid();"),
+            f"x=$({STUBBORN})",
+            f"{STUBBORN}; {STUBBORN}",
+            "python3 -c 'import os, signal; signal.signal(2, signal.SIG_IGN); os.kill(os.getpid(), signal.SIGSTOP)'",
+        ],
+        ids=["alone", "pipe", "subshell", "own session", "substitution", "two", "stopped"],
+    )
+    def test_a_command_that_ignores_interrupts_costs_only_itself(self, sandbox, shell, command):
+        shell.run("cd /tmp; x=1; f() { echo kept $x; }; sleep 300 & echo $! > /workspace/before")
+        result = shell.run(f"echo begun; {command}; echo never", timeout=0.5)
+        assert (result.timed_out, result.ok, shell.alive) == (True, False, True)
+        assert result.stdout.startswith("begun\n")
+        assert shell.run("f; pwd; kill -0 $(cat /workspace/before) && echo lives").stdout == "kept 1\n/tmp\nlives\n"
+        assert sandbox.exec("cat /proc/[0-9]*/comm").stdout.split().count("python3") == 1  # the guest
+
+    def test_a_python_session_keeps_its_state_too(self, sandbox):
+        session = sandbox.session("python")
+        session.run("import subprocess, sys; x = 1")
+        ignore = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(300)"
+        result = session.run(
+            f"try: subprocess.Popen([sys.executable, '-c', {ignore!r}]).communicate()\nfinally: x = 2", timeout=1
+        )
+        assert (result.timed_out, session.run("x").stdout) == (True, "2\n")
+
+    def test_a_loop_of_such_commands_costs_the_shell(self, sandbox, shell):
+        """A shell goes on with its loop when a command of it is killed."""
+        result = shell.run(f"while :; do {STUBBORN}; done", timeout=0.5)
+        assert (result.timed_out, shell.alive) == (True, False)
+        assert sandbox.exec("cat /proc/[0-9]*/comm").stdout.split().count("python3") == 1
 
     def test_background_jobs_go_on(self, sandbox, shell):
         result = shell.run(
