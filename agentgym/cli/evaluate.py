@@ -71,7 +71,12 @@ def add_eval(commands: argparse._SubParsersAction) -> None:
     add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
     add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
     add("--answer-timeout", type=_seconds, metavar="TIME", help="time limit of one answer, retries too (default: 300s)")
-    add("--step-timeout", type=_seconds, metavar="TIME", help="time limit of one environment step (default: 60s)")
+    add(
+        "--step-timeout",
+        type=_seconds,
+        metavar="TIME",
+        help="time limit of one environment step (default: the environment's, at least 60s)",
+    )
     add("--retries", type=int, help="retries of a failed episode (default: 1)")
     about = "one that is reached ends the run with exit code 3; started again, it goes on"
     add = command.add_argument_group("limits of the whole run", about).add_argument

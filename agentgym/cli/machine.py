@@ -1,7 +1,10 @@
 """The commands for this machine: doctor, sandbox, data."""
 
 import argparse
-import os.path
+import contextlib
+import importlib
+import importlib.util
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -27,12 +30,19 @@ def add_doctor(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
+    doctor.add_argument(
+        "--cluster", action="store_true", help="check the nodes of the Ray cluster that RAY_ADDRESS names instead"
+    )
+    shared = "with --cluster: the folder that all nodes should share (default: runs)"
+    doctor.add_argument("--shared", type=Path, default=Path("runs"), metavar="DIR", help=shared)
     set_run(doctor, _doctor, "as JSON")
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from agentgym.doctor import NETWORK, PROBES, examine
 
+    if args.cluster:
+        return _doctor_of_cluster(args)
     found = examine([*PROBES, NETWORK] if args.network else PROBES)
     broken = sum(f.state == "broken" for findings in found.values() for f in findings)
     if args.json:
@@ -52,17 +62,44 @@ def _doctor(args: argparse.Namespace) -> int:
     return int(broken > 0)
 
 
+def _doctor_of_cluster(args: argparse.Namespace) -> int:
+    if not (address := os.environ.get("RAY_ADDRESS")):
+        raise UsageError("--cluster needs RAY_ADDRESS=HOST:PORT, the head of a Ray cluster")
+    if not args.shared.is_dir():
+        raise UsageError(f"--shared {args.shared} is no folder here: make it, or name one that all nodes share")
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--cluster needs Ray: pip install 'agentgym-toolkit[train]'")
+    # By name: Ray is the trainer's, which nothing here imports.
+    examine_cluster = importlib.import_module("agent_train.cluster.doctor").examine_cluster
+    with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes
+        nodes, problems = examine_cluster(address, args.shared.absolute())
+    if args.json:
+        print_json({"ok": not problems, "nodes": list(map(asdict, nodes)), "problems": list(map(asdict, problems))})
+        return int(bool(problems))
+    if nodes:
+        rows = [(node.address, *node.versions.values(), "; ".join(node.gpus) or "none", node.clock) for node in nodes]
+        print_rows(("node", *nodes[0].versions, "GPUs", "clock ahead"), rows)
+    for problem in problems:
+        print(f"{problem.name}: {problem.text}\n  -> {problem.todo}")
+    print(f"problems: {len(problems)}" if problems else "no problem found", flush=True)
+    return int(bool(problems))
+
+
 def add_sandbox(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("sandbox", help="manage sandboxes and their images")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=type(parser))
     build = commands.add_parser("build", help="build the images that sandboxes start from")
     add = build.add_argument
-    add("names", nargs="*", metavar="IMAGE", help="image names (default: all)")
+    add("names", nargs="*", metavar="IMAGE", help="image names, or folders as ./PATH (default: all names)")
     how = "by docker build; out of Debian packages; or the first where its base can be pulled (default: auto)"
     add("--how", choices=("auto", "registry", "packages"), default="auto", help=how)
     docker = "also build Docker images (default: if a Docker Engine answers)"
     add("--docker", action=argparse.BooleanOptionalAction, help=docker)
     add("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
+    of_instances = "build the images of a data set's instances, from this file, by the builder IMAGE (swe)"
+    add("--instances", metavar="FILE", help=of_instances)
+    add("--only", nargs="+", default=[], metavar="ID", help="with --instances: of these instances only")
+    add("--jobs", type=int, default=2, metavar="N", help="with --instances: how many are built at a time (default: 2)")
     set_run(build, _build, "print the built images as JSON")
     listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
     set_run(listing, _list_sandboxes, "as JSON")
@@ -77,8 +114,12 @@ def _build(args: argparse.Namespace) -> int:
     from agentgym.sandbox.api import SandboxError
     from agentgym.sandbox.images.build import build, image_names
 
-    names = args.names or image_names()
-    if unknown := [name for name in names if name not in image_names()]:
+    if args.instances:
+        return _build_instances(args)
+    if args.only:
+        raise UsageError("--only names instances of a file: add --instances FILE")
+    names = [os.path.abspath(name) if "/" in name else name for name in args.names or image_names()]
+    if unknown := [name for name in names if "/" not in name and name not in image_names()]:
         raise UsageError(f"no image {unknown[0]!r}{instead(unknown[0], image_names())}")
     records: list[dict[str, Any]] = []
     for name in names:
@@ -103,6 +144,40 @@ def _build(args: argparse.Namespace) -> int:
 def _tell_unasked(unasked: Mapping[str, str]) -> None:
     for backend, reason in unasked.items():
         print(f"agentgym sandbox: {backend} was not asked: {reason}", file=sys.stderr)
+
+
+def _build_instances(args: argparse.Namespace) -> int:
+    from agentgym.sandbox.images.instances import build_instances
+
+    if len(args.names) != 1 or args.how != "auto":
+        raise UsageError(
+            "--instances takes the name of one builder, and no --how: agentgym sandbox build swe --instances FILE"
+        )
+    say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    try:
+        results = build_instances(
+            args.names[0], args.instances, args.only, docker=args.docker, force=args.force, jobs=args.jobs, say=say
+        )
+    except (ValueError, OSError, ImportError) as error:
+        raise UsageError(str(error)) from error
+    failed = [result for result in results if result.error]
+    if args.json:
+        print_json(
+            [
+                {
+                    **asdict(result),
+                    "built": result.built and {**asdict(result.built), "rootfs": str(result.built.rootfs)},
+                }
+                for result in results
+            ]
+        )
+        return int(bool(failed))
+    rows = [(r.instance, f"{r.built.bytes / 1e6:.0f}", r.built.tag or str(r.built.rootfs)) for r in results if r.built]
+    print_rows(("instance", "MB", "image"), rows)
+    for result in failed:
+        print(f"agentgym sandbox: {result.instance}: {result.error}", file=sys.stderr)
+    print(f"{len(results) - len(failed)} of {len(results)} images are there", flush=True)
+    return int(bool(failed))
 
 
 def _list_sandboxes(args: argparse.Namespace) -> int:

@@ -85,6 +85,7 @@ class Env(gymnasium.Env[Observation, Action]):
         tools: OpenAI tool schemas that the policy may call.
         sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
         floor: the least reward of an episode: 0, or with penalties their least sum.
+        step_seconds: that its longest step may take, where it is more than a minute. A step that takes longer hangs.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -92,6 +93,7 @@ class Env(gymnasium.Env[Observation, Action]):
     tools: ClassVar[list[dict[str, Any]]] = []
     sandbox_image: str | None = None
     floor: float = 0.0
+    step_seconds: float | None = None
     async_methods: ClassVar[frozenset[str]] = frozenset()
     _stepping = False  # whether a step of this or of a subclass runs
     _earned = 0.0  # in this episode

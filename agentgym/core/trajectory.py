@@ -48,14 +48,35 @@ class Turn:
 
 
 @dataclass
+class Summary:
+    """What the policy asked the model for itself, between two turns: the work so far, with which it goes on in place of the conversation.
+
+    The environment does not see it. Its tokens are sampled like those of a turn, and trained on like them.
+
+    Attributes:
+        turn: the number of turns before it.
+        request: the messages that asked for it, behind the conversation that the model had seen.
+    """
+
+    turn: int
+    request: list[Message]
+    reply: Message
+    tokens: Tokens | None = None
+    act_seconds: float = 0.0
+    usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = None
+
+
+@dataclass
 class Trajectory:
     """One episode.
 
     Attributes:
         turns: in order. A failed episode keeps the turns before the failure.
+        summaries: in order. The last one may have been cut off, which ends the episode ("context").
         final_observation: the messages after the last reply.
         end: "terminated", "truncated" (by the environment), a limit of the loop ("max_turns", "tokens", "context",
-            "time"), or "error".
+            "time"), or "error". "context": the model could not have read the next prompt and answered it.
         error: the failed call, where and after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
         metadata: also of a failure: `traceback` of an exception, `status` of an endpoint's refusal, `errors` of earlier tries.
@@ -67,6 +88,7 @@ class Trajectory:
     sample: int = 0
     seed: int | None = None
     turns: list[Turn] = field(default_factory=list)
+    summaries: list[Summary] = field(default_factory=list)
     final_observation: list[Message] = field(default_factory=list)
     end: str = "terminated"
     error: str | None = None
@@ -95,7 +117,17 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(turn.tokens.completion_ids) for turn in self.turns if turn.tokens)
+        return sum(len(call.tokens.completion_ids) for call in self.calls() if call.tokens)
+
+    def calls(self) -> list[Turn | Summary]:
+        """The turns and the summaries, in the order in which the model was asked."""
+        if not self.summaries:
+            return list(self.turns)
+        found: list[Turn | Summary] = []
+        for number in range(len(self.turns) + 1):
+            found += [summary for summary in self.summaries if summary.turn == number]
+            found += self.turns[number : number + 1]
+        return found
 
     def messages(self) -> list[Message]:
         out: list[Message] = []
@@ -105,36 +137,37 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object. A prompt that extends the previous tokens stores only what is new."""
-        record = {k: v for k, v in vars(self).items() if k != "turns"}
+        record = {k: v for k, v in vars(self).items() if k not in ("turns", "summaries")}
         record["reward"] = self.reward
         turns: list[dict[str, Any]] = []
+        summaries: list[dict[str, Any]] = []
         context: list[int] = []
-        for turn in self.turns:
-            item = {k: v for k, v in vars(turn).items() if k != "tokens"}
-            if turn.tokens:
-                tokens = dict(vars(turn.tokens))
+        for call in self.calls():
+            item = {k: v for k, v in vars(call).items() if k != "tokens"}
+            if call.tokens:
+                tokens = dict(vars(call.tokens))
                 prompt = tokens.pop("prompt_ids")
                 shared = len(context) if context and prompt[: len(context)] == context else 0
                 tokens.update(shared=shared, new_prompt_ids=prompt[shared:])
-                context = prompt + turn.tokens.completion_ids
+                context = prompt + call.tokens.completion_ids
                 item["tokens"] = tokens
-            turns.append(item)
-        record["turns"] = turns
-        return record
+            (turns if isinstance(call, Turn) else summaries).append(item)
+        return record | {"turns": turns} | ({"summaries": summaries} if summaries else {})
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Trajectory":
-        turns: list[Turn] = []
+        given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward")}
+        turns = [Turn(**item) for item in record["turns"]]
+        found = cls(**given, turns=turns, summaries=[Summary(**item) for item in record.get("summaries", ())])
         context: list[int] = []
-        for item in record["turns"]:
-            tokens = item.get("tokens")
-            if tokens:
-                stored = dict(tokens)
-                prompt = context[: stored.pop("shared")] + stored.pop("new_prompt_ids")
-                tokens = Tokens(prompt_ids=prompt, **stored)
-                context = prompt + tokens.completion_ids
-            turns.append(Turn(**{**item, "tokens": tokens}))
-        return cls(**{k: v for k, v in record.items() if k not in ("turns", "reward")}, turns=turns)
+        for call in found.calls():
+            stored: Any = call.tokens  # as `to_json` wrote it
+            if stored:
+                tokens = dict(stored)
+                prompt = context[: tokens.pop("shared")] + tokens.pop("new_prompt_ids")
+                call.tokens = Tokens(prompt_ids=prompt, **tokens)
+                context = prompt + call.tokens.completion_ids
+        return found
 
 
 @dataclass

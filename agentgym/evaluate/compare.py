@@ -111,7 +111,14 @@ MOST_CHANGED = 10
 
 @dataclass(frozen=True)
 class CellComparison:
-    """One environment in both runs; for the fields see docs/evaluation.md."""
+    """One environment in both runs.
+
+    Attributes:
+        measures: success, reward, turns and tokens by name.
+        only_a, only_b: number of tasks that only one run has.
+        changed: the ten tasks that changed most.
+        notes: what makes the runs less comparable.
+    """
 
     env: str
     split: str

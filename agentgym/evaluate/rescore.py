@@ -8,6 +8,7 @@ from typing import Any
 
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
+from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
@@ -94,6 +95,7 @@ async def rescore(
             await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
     results = results_in(out)
     write_json(out / "results.json", results.to_json())
+    write_predictions(out)
     write_report(out, "evaluation")
     return [_summed(cell, store.file_of(cell)) for cell, _ in pairs], results
 

@@ -84,18 +84,18 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         difficulty=difficulty,
         agent_failure=trajectory.agent_failure,
         floor=metadata.get("floor", 0.0),
-        finishes=finishes_of((t.finish_reason for t in trajectory.turns), trajectory.end, trajectory.error),
+        finishes=finishes_of((call.finish_reason for call in trajectory.calls()), trajectory.end, trajectory.error),
     )
 
 
 def usage_of(trajectory: Trajectory) -> dict[str, int]:
-    """Tokens of an episode by kind: the endpoint's count over all tries, else that of each turn, or of its exact tokens."""
+    """Tokens of an episode by kind: the endpoint's count over all tries, else that of each turn and summary, or of its exact tokens."""
     calls = trajectory.metadata.get("calls") or {}
     return calls.get("usage") or summed(
-        {"prompt_tokens": len(turn.tokens.prompt_ids), "completion_tokens": len(turn.tokens.completion_ids)}
-        if turn.tokens and not turn.usage
-        else turn.usage
-        for turn in trajectory.turns
+        {"prompt_tokens": len(call.tokens.prompt_ids), "completion_tokens": len(call.tokens.completion_ids)}
+        if call.tokens and not call.usage
+        else call.usage
+        for call in trajectory.calls()
     )
 
 
@@ -288,10 +288,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+    total: dict[str, int] = {}
     for one in counts:
-        total.update(one)
-    return dict(total)
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def _by_difficulty(numbers: Iterable[EpisodeNumbers]) -> dict[str, list[EpisodeNumbers]]:

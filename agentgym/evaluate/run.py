@@ -22,6 +22,7 @@ from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.agents import MakePolicy
 from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
 from agentgym.evaluate.plan import AgentSpec, Cell
+from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
 from agentgym.evaluate.store import Key, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.evaluate.suite import Suite
@@ -375,6 +376,7 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_PlayedCell],
     known = {part.cell.name: part.numbers for part in parts if part.fresh}
     results = results_in(out, stopped, took, total + time.monotonic() - began, known)
     write_json(out / "results.json", results.to_json())
+    write_predictions(out)
     write_report(out, "evaluation")
     return results
 

@@ -3,7 +3,7 @@
     run.json             the plan: cells and settings
     episodes/NAME.jsonl  the episodes of one cell, one JSON object a line, in the order in which they ended
     lock                 held (`flock`) by the process that writes
-    results.json, report.html
+    results.json, report.html, preds.json (of episodes that end in a patch; see `predictions`)
 
 A process may be killed at any moment: at most the line that it was writing is cut, and the next start removes it. The file
 of a cell only grows. The effective line of an episode (a task and a sample) is its last one that did not fail, else its last.

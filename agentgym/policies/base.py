@@ -26,12 +26,15 @@ class Reply:
         usage: the endpoint's counts: prompt_tokens, completion_tokens, and their parts cached_tokens and reasoning_tokens.
         finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer was cut off),
             "content_filter" (part or all of it is withheld); None if unknown.
+        request: of a summary alone, which is no answer: what asked for it. The environment does not see it, and the
+            policy is asked again.
     """
 
     message: Message
     tokens: Tokens | None = None
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
+    request: list[Message] | None = None
 
 
 @dataclass

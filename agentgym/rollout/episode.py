@@ -9,15 +9,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
 from agentgym.core.env import Env, Opening, failed_step, is_async
 from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of, has_executor, name_of
 from agentgym.core.messages import Message, text_of
 from agentgym.core.tasks import Task
-from agentgym.core.trajectory import TOO_LONG, Trajectory, Turn
+from agentgym.core.trajectory import TOO_LONG, Summary, Trajectory, Turn
 from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.rollout.calls import (
     CallFailed,
@@ -29,6 +30,8 @@ from agentgym.rollout.calls import (
     numbers_in,
 )
 
+STEP_SECONDS = 60.0  # for one step, unless the environment says that it takes longer
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -38,6 +41,7 @@ class Limits:
         max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
         tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
         init_timeout: making an environment, and its `init`.
+        step_timeout: "auto" is a minute, or the environment's `step_seconds` if that is more.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
 
@@ -45,15 +49,20 @@ class Limits:
     tokens: int | None = None
     init_timeout: float | None = 120.0
     reset_timeout: float | None = 60.0
-    step_timeout: float | None = 60.0
+    step_timeout: float | Literal["auto"] | None = "auto"
     act_timeout: float | None = 300.0
     close_timeout: float | None = 5.0
     episode_timeout: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and not value > 0:
+            if (name, value) != ("step_timeout", "auto") and value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive or None, not {value!r}")
+
+    def step_limit(self, env: Env) -> float | None:
+        """Seconds for one step of an environment."""
+        own: float | None = env.get_wrapper_attr("step_seconds")
+        return max(STEP_SECONDS, own or 0.0) if self.step_timeout == "auto" else self.step_timeout
 
 
 @dataclass(frozen=True)
@@ -123,19 +132,20 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.metadata["state"] = info["state"]
     if (bound := getattr(env.unwrapped, "task", None)) is not None:
         trajectory.task_id = bound.id or trajectory.task_id
-    tools = env.get_wrapper_attr("tools")
+    tools, step_limit = env.get_wrapper_attr("tools"), limits.step_limit(env)
     conversation = list(observation)
 
     while True:
         trajectory.final_observation = observation
-        if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
-            raise EndEpisode("max_turns")
-        if limits.tokens is not None and sum(map(_tokens, trajectory.turns)) >= limits.tokens:
-            raise EndEpisode("tokens")
+        _check_limits(trajectory, limits)
         started = time.perf_counter()
         reply = await _act(policy, conversation, tools, limits, deadline)
         acted = time.perf_counter()
         reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
+        if reply.request is not None:
+            said = (reply.request, reply.message, reply.tokens, acted - started, reply.usage, reason)
+            trajectory.summaries.append(Summary(len(trajectory.turns), *said))
+            continue
         turn = Turn(observation, reply.message, tokens=reply.tokens, usage=reply.usage, finish_reason=reason)
         turn.act_seconds = acted - started
         trajectory.turns.append(turn)
@@ -145,7 +155,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
         step = executor.start_method(env, "step", reply.message)
         try:
-            outcome = await bounded("step", step, limits.step_timeout, checked_step)
+            outcome = await bounded("step", step, step_limit, checked_step)
         except CallTimeout:
             if not await _hung_by_agent(env, executor, began):
                 raise
@@ -157,6 +167,13 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+def _check_limits(trajectory: Trajectory, limits: Limits) -> None:
+    if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
+        raise EndEpisode("max_turns")
+    if limits.tokens is not None and sum(map(_tokens, trajectory.calls())) >= limits.tokens:
+        raise EndEpisode("tokens")
 
 
 async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
@@ -216,10 +233,10 @@ async def _act(
         raise
 
 
-def _tokens(turn: Turn) -> int:
-    if turn.tokens is not None:
-        return len(turn.tokens.prompt_ids) + len(turn.tokens.completion_ids)
-    return turn.usage.get("prompt_tokens", 0) + turn.usage.get("completion_tokens", 0)
+def _tokens(call: Turn | Summary) -> int:
+    if call.tokens is not None:
+        return len(call.tokens.prompt_ids) + len(call.tokens.completion_ids)
+    return call.usage.get("prompt_tokens", 0) + call.usage.get("completion_tokens", 0)
 
 
 async def run_many(
@@ -234,6 +251,7 @@ async def run_many(
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
     play: "Rollout | None" = None,
+    place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
 ) -> list[Trajectory]:
     """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
 
@@ -247,6 +265,7 @@ async def run_many(
         on_end: called with each trajectory as it ends.
         go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
+        place: entered by each of the `concurrency` slots before its first episode and left after its last: for what calls share.
 
     Raises:
         ValueError: `make_env` gave the same environment twice, or a number is too small.
@@ -260,7 +279,7 @@ async def run_many(
             on_end(trajectory)
 
     batch = Batch(make_env, make_policy, episodes, ended, limits, env_id, play=play or run_episode)
-    await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on)
+    await run_batches([batch], concurrency=concurrency, retries=retries, go_on=go_on, place=place)
     return [results[index] for index in sorted(results)]
 
 
@@ -283,7 +302,12 @@ class Batch:
 
 
 async def run_batches(
-    batches: Sequence[Batch], *, concurrency: int = 64, retries: int = 1, go_on: Callable[[], bool] = lambda: True
+    batches: Sequence[Batch],
+    *,
+    concurrency: int = 64,
+    retries: int = 1,
+    go_on: Callable[[], bool] = lambda: True,
+    place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
 ) -> None:
     """Run the episodes of several batches, which share the slots evenly; at most `concurrency` of all at a time.
 
@@ -314,8 +338,12 @@ async def run_batches(
                 slot.close()
                 slots[batch] -= 1
 
+    async def work_in_place() -> None:
+        async with place():
+            await work()
+
     total = sum(len(batch.episodes) for batch in batches)
-    await _finish([asyncio.create_task(work()) for _ in range(min(concurrency, total))], closing)
+    await _finish([asyncio.create_task(work_in_place()) for _ in range(min(concurrency, total))], closing)
 
 
 async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[None]]) -> None:

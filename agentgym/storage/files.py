@@ -1,7 +1,10 @@
-"""Files that are written in one step, and JSON files that others may have written."""
+"""Files and folders that are written in one step, and JSON files that others may have written."""
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,21 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError:  # a full disk, or nothing to write into
         unfinished.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place and name of `folder` when the block ends; after an error it does not."""
+    unfinished, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    # What was there before is removed only once the new folder is in place.
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    unfinished.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from agentgym.storage.jsonl import finite
 from agentgym.storage.locks import lock_held
 from agentgym.viewer.index import EpisodeFile
 from agentgym.viewer.query import Query
-from agentgym.viewer.rows import EpisodeRow, episode_numbers, means_of, result_of
+from agentgym.viewer.rows import EpisodeRow, episode_numbers, means_of, result_of, summaries_of
 from agentgym.viewer.run import STEP, Run, Runs, agent_name, is_inside, newest, object_in, text_in
 
 # How long an answer waits for what is being read; then it is of what was read so far.
@@ -118,7 +118,8 @@ def _advanced(runs: Runs, id: str) -> Run:
     return run
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: Run, live: bool | None = None) -> dict[str, Any]:
+    """A run in the list. `live`: None looks whether a process writes it."""
     training = run.kind == "training"
     problems = run.problems
     return {
@@ -129,7 +130,7 @@ def summary(run: Run) -> dict[str, Any]:
         "indexing": 1.0 if training else run.indexing,  # numbers of training are of its metrics, which are read whole
         **(_of_training(run, run.metrics.updated()) if training else _of_evaluation(run)),
         "updated": _updated(run),
-        "live": is_live(run),
+        "live": is_live(run) if live is None else live,
         "problem": problems[0] if problems else None,
     }
 
@@ -141,7 +142,7 @@ def is_live(run: Run) -> bool:
     return not (run.path / "result.json").exists() and time.time() - _updated(run) < WRITTEN_SECONDS
 
 
-def details(run: Run) -> dict[str, Any]:
+def details(run: Run, live: bool | None = None) -> dict[str, Any]:
     if run.kind == "evaluation":
         settings = {name: run.manifest.get(name) for name in ("command", "settings", "prices", "cells")}
         config = json.dumps(settings, indent=2, ensure_ascii=False) if run.manifest else None
@@ -162,7 +163,7 @@ def details(run: Run) -> dict[str, Any]:
         }
         versions = object_in(run.path, "versions.json")
     versions = versions if isinstance(versions, dict) else None
-    return {**summary(run), **particulars, "versions": versions, "problems": run.problems}
+    return {**summary(run, live), **particulars, "versions": versions, "problems": run.problems}
 
 
 def with_results(shown: dict[str, Any]) -> dict[str, Any]:
@@ -320,8 +321,8 @@ def token_decoder(run: Path) -> Callable[[int], str | None] | None:
 
 
 def _ids(episode: Mapping[str, Any]) -> Iterator[int]:
-    for turn in episode["turns"]:
-        tokens = turn.get("tokens") if isinstance(turn, dict) else None
+    for call in [*episode["turns"], *summaries_of(episode)]:
+        tokens = call.get("tokens") if isinstance(call, dict) else None
         if isinstance(tokens, dict):
             for name in ("new_prompt_ids", "completion_ids"):
                 yield from (id for id in tokens.get(name) or () if isinstance(id, int))

@@ -70,7 +70,7 @@ def write_report(folder: Path, kind: Kind) -> Path:
     if kind == "training":
         evaluated = [stem for stem in run.files if stem.startswith("eval-")] or list(run.files)
         run.files = {stem: run.files[stem] for stem in dict.fromkeys((*evaluated[:1], *evaluated[-1:]))}
-    shown = {**details(run), "live": False}
+    shown = details(run, live=False)
     if kind == "evaluation":
         shown = with_results(shown)
         for cell in shown["cells"]:

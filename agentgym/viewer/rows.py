@@ -54,7 +54,8 @@ def row_of(record: Any, start: int, size: int) -> EpisodeRow:
     if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
         raise ValueError("a line is not an episode: it has no list of turns")
     turns = [turn for turn in record["turns"] if isinstance(turn, dict)]
-    reasons = (reason if isinstance(reason := turn.get("finish_reason"), str) else None for turn in turns)
+    calls = [*turns, *summaries_of(record)]
+    reasons = (reason if isinstance(reason := call.get("finish_reason"), str) else None for call in calls)
     end = intern(str(record.get("end", "")))
     metadata, metrics = _object(record.get("metadata")), _object(record.get("metrics"))
     reward = success = None
@@ -76,7 +77,7 @@ def row_of(record: Any, start: int, size: int) -> EpisodeRow:
         error=error and error[:ERROR_CHARS],
         cause=intern(cause_in(error or "")) if end == "error" else None,
         turns=len(turns),
-        tokens=_tokens(turns, metadata),
+        tokens=_tokens(calls, metadata),
         seconds=number(record.get("seconds")),
         cost=number(metadata.get("cost")),
         tags=tuple(intern(str(tag)) for tag in (tags if isinstance(tags, list) else [tags])[:_MOST_TAGS]),
@@ -128,15 +129,21 @@ def number(value: Any) -> float | None:
         return None
 
 
-def _tokens(turns: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | None:
-    """Tokens that the agent wrote, as results count them: by the endpoint over all tries, for each turn, or the exact ones."""
+def summaries_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The summaries of an episode that a memory made; most have none."""
+    found = record.get("summaries")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _tokens(calls: list[dict[str, Any]], metadata: Mapping[str, Any]) -> int | None:
+    """Tokens that the agent wrote, as results count them: by the endpoint over all tries, for each turn and summary, or the exact ones."""
     usage = _object(_object(metadata.get("calls")).get("usage"))
     if usage:
         count = number(usage.get("completion_tokens"))
         return None if count is None else int(count)
     counts = []
-    for turn in turns:
-        tokens, usage = turn.get("tokens"), _object(turn.get("usage"))
+    for call in calls:
+        tokens, usage = call.get("tokens"), _object(call.get("usage"))
         if number(usage.get("completion_tokens")) is not None:
             counts.append(usage["completion_tokens"])
         elif not usage and isinstance(tokens, dict) and isinstance(tokens.get("completion_ids"), list):
@@ -152,6 +159,8 @@ def texts_of(record: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(turn, dict):
             yield from _message_texts(turn.get("observation"))
             yield from _message_texts([turn.get("reply")])
+    for summary in summaries_of(record):
+        yield from _message_texts([summary.get("reply")])
     yield from _message_texts(record.get("final_observation"))
 
 

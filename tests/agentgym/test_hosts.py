@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentgym.hosts import NoPages, is_ours
+from agentgym.hosts import KEY_VARIABLE, ServerGuard, is_ours
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:7", "a.localhost", "our.example"])
@@ -28,6 +28,26 @@ def test_others_are_not(host):
     ],
 )
 def test_a_server_for_programs_answers_no_page(headers, status):
+    assert answers(headers) == (status, 1008 if status == 403 else None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer the-key"}, 200),
+        ({"authorization": "Bearer the-ke"}, 401),
+        ({"authorization": "the-key"}, 401),
+        ({}, 401),
+        ({"authorization": "Bearer the-key", "origin": "http://localhost:8000"}, 403),
+    ],
+)
+def test_a_server_with_a_key_answers_those_that_bring_it(headers, status, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "the-key")
+    assert answers(headers) == (status, 1008 if status != 200 else None)
+
+
+def answers(headers):
+    """The status of the answer to a request with these headers, and the code that closes such a WebSocket."""
     sent = []
 
     async def app(scope, receive, send):
@@ -38,8 +58,6 @@ def test_a_server_for_programs_answers_no_page(headers, status):
 
     scope = {"type": "http", "server": ("10.0.0.7", 8000)}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(NoPages(app)(scope, None, send))
-    assert sent[0]["status"] == status
-    sent.clear()
-    asyncio.run(NoPages(app)({**scope, "type": "websocket"}, None, send))
-    assert sent[0].get("code") == (1008 if status == 403 else None)
+    asyncio.run(ServerGuard(app)(scope, None, send))
+    asyncio.run(ServerGuard(app)({**scope, "type": "websocket"}, None, send))
+    return sent[0]["status"], sent[-1].get("code")

@@ -432,6 +432,14 @@ def test_limits_out_of_range_are_refused():
         Limits(step_timeout=0)
 
 
+def test_a_step_may_take_as_long_as_the_environment_says():
+    """At least a minute, unless the caller sets another limit."""
+    slow, quick = Echo(), Echo()
+    slow.step_seconds, quick.step_seconds = 900.0, 5.0
+    assert [Limits().step_limit(env) for env in (Echo(), quick, slow)] == [60.0, 60.0, 900.0]
+    assert [Limits(step_timeout=limit).step_limit(slow) for limit in (2.0, None)] == [2.0, None]
+
+
 def test_a_stuck_environment_is_not_used_again():
     env = Faulty()
 

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ print(json.dumps({key: int(lines[key].strip(), 16) for key in ("SigIgn", "SigBlk
 
 def signals_of(mask):
     return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+def masks_of(pid):
+    """What a process ignores besides what Python does, and what it blocks."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return signals_of(int(lines["SigIgn"], 16)) - BY_PYTHON, signals_of(int(lines["SigBlk"], 16))
 
 
 @contextlib.contextmanager
@@ -93,10 +100,12 @@ def test_a_served_session_does_not():
         env = Blocking(agentgym.make(f"{json.loads(told)['url']}/tic_tac_toe"))
         env.reset(seed=0)
         workers = [p for p in psutil.Process(server.pid).children(recursive=True) if not p.children()]
+        # One that was forked just now still has the zygote's own.
         for worker in workers:
-            lines = dict(line.split(":", 1) for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines())
-            assert signals_of(int(lines["SigIgn"], 16)) <= BY_PYTHON
-            assert not signals_of(int(lines["SigBlk"], 16))
+            deadline = time.monotonic() + 10
+            while masks_of(worker.pid) != (set(), set()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert masks_of(worker.pid) == (set(), set())
         assert workers
         env.close()
     finally:

@@ -107,7 +107,7 @@ WRONG = {
     "os._exit at its start": "import os\nos._exit(0)\n",
     "os._exit in the call": "import os\ndef square(x):\n    os._exit(0)\n",
     "killing itself": "import os\ndef square(x):\n    os.kill(os.getpid(), 9)\n",
-    "killing its parent": "import os\ntry:\n    os.kill(os.getppid(), 9)\nfinally:\n    square = lambda x: x * x\n",
+    "killing its parent": "import os\ntry:\n    os.kill(os.getppid(), 9)\nfinally:\n    square = lambda x: x + 1\n",
     "killing all": "import os\nos.kill(-1, 9)\nsquare = lambda x: x * x\n",
     "hungry for memory": "def square(x):\n    hoard = []\n    while True:\n        hoard.append(bytearray(10**7))\n",
     "hungry at its start": "hoard = [0] * 10**10\nsquare = lambda x: x * x\n",

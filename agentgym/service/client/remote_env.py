@@ -189,6 +189,8 @@ class RemoteEnv(AsyncEnv):
             self.max_turns = record["max_turns"]
         if isinstance(record.get("floor"), int | float):
             self.floor = float(record["floor"])
+        if isinstance(record.get("step_seconds"), int | float):
+            self.step_seconds = float(record["step_seconds"])
         if type(record.get("runs_programs")) is bool:
             self._runs_programs = record["runs_programs"]
         if isinstance(record.get("methods"), list):

@@ -1,6 +1,28 @@
-"""The protocol "sandbox/1": a sandbox of the server's, used from elsewhere; docs/service_protocol.md tells its messages.
+"""The protocol "sandbox/1": a sandbox of the server's, used from elsewhere.
 
-Calls from `exec` to `reset` go to `agentgym/sandbox/guest/guest.py` as they are.
+It is like agentgym/1 (docs/service_protocol.md), but takes one request at a time, no lists, and keeps only the last answer.
+Bytes are base64, in `data`. Calls from `exec` to `reset` go to `agentgym/sandbox/guest/guest.py` as they are:
+
+    start   spec: fields of `SandboxSpec`, all optional; run: a label. Answers sandbox, backend, facts
+    exec    argv, env, cwd, timeout; data: standard input. Answers code, timed_out, oom, seconds, ended; data: first and last
+            bytes of stdout, then of stderr; sizes: their four lengths; left_out: bytes omitted of each
+    open    argv, env, form of its replies: "frame" (after a 4-byte length) or "zero" (before a zero byte). Answers session
+    step    session, timeout; data: the program's input. Answers as exec; the reply on descriptor 3 is last in data; ended: the
+            process is gone
+    drop    session
+    read    path, limit. Answers more, data; then: the end, {} or an error, once reached
+    next    the next part of a read or pack, or its end
+    write   path, mode, part (offset of the data), last; data
+    folder  path
+    unpack  path, part, last; data: a stream of entries, as `agentgym/sandbox/guest/guest_archives.py` describes them
+    pack    path, limit. Answers as read: a stream of entries
+    part    data, which goes before the next request's
+    protect path, which programs then can neither change nor remove; for a writable root
+    ping, reset   Answer left: what could not be removed, else empty
+    close   ends the sandbox
+
+Failures of programs and paths are results: errno and message; value, what is wrong; spoiled, why programs prevent this call;
+broken, why they prevent every call.
 """
 
 from typing import Any
@@ -25,6 +47,9 @@ GUEST_CALLS: dict[str, set[str]] = {
     "read": {"path", "limit"},
     "write": {"path", "mode", "part", "last"},
     "folder": {"path"},
+    "unpack": {"path", "part", "last"},
+    "pack": {"path", "limit"},
+    "protect": {"path"},
     "ping": set(),
     "reset": set(),
 }

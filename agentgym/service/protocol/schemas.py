@@ -80,7 +80,10 @@ DEFS: Json = {
             "resume": _or_null(_TEXT),
             "protocol": {"const": PROTOCOL},
             "last": _WHOLE,
-            "env": _object({**_ABOUT, **_MADE}, {"kwargs": _ANY_OBJECT, "floor": _NUMBER, "runs_programs": _BOOLEAN}),
+            "env": _object(
+                {**_ABOUT, **_MADE},
+                {"kwargs": _ANY_OBJECT, "floor": _NUMBER, "step_seconds": _NUMBER, "runs_programs": _BOOLEAN},
+            ),
             "limits": {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
         },
         closed=False,

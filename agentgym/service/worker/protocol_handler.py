@@ -226,6 +226,7 @@ class AgentgymHandler(RequestHandler):
             "tags": list(spec.tags),
             "nondeterministic": spec.nondeterministic,
             "floor": env.get_wrapper_attr("floor"),
+            "step_seconds": env.get_wrapper_attr("step_seconds") or 0.0,
             "runs_programs": getattr(env.unwrapped, "sandbox_image", None) is not None,
             **facts_of(spec, env),
         }

@@ -33,14 +33,26 @@
       body, info);
   }
 
-  // All turns, and what the environment said last.
+  // What the policy asked the model for between two turns: from here it goes on with this in place of the conversation.
+  function summaryOf(summary, context) {
+    const cut = summary.finish_reason === "length";
+    const body = context.tokens ? tokens.view(summary, context.texts, context.told)
+      : [parts.fold("The request", () => h("div", {}, (summary.request || []).map(agentgym.message))), summary.reply && agentgym.message(summary.reply)];
+    return h("section", { class: "turn summary", "aria-label": "Summary" },
+      h("header", { class: "turn-head" }, h("h2", {}, "Summary"),
+        h("span", { class: "muted" }, cut ? "the context was full, and the summary was cut off" : "the context was full, and the policy went on with this"),
+        h("span", { class: "spring" }), usage(summary) && h("span", { class: "muted small" }, usage(summary)), h("span", { class: "muted small" }, f.seconds(summary.act_seconds || 0))), body);
+  }
+
+  // All turns and summaries, and what the environment said last.
   function conversation(answer, options = {}) {
     const { episode } = answer;
     const turns = (episode.turns || []).filter((turn) => turn && typeof turn === "object");
     const longest = Math.max(0, ...turns.map((t) => (t.act_seconds || 0) + (t.step_seconds || 0)));
     const context = { longest, texts: answer.tokens, ...options };
     let sum = 0;
-    const shown = turns.map((turn, i) => turnOf(turn, i, (sum += turn.reward || 0), context));
+    const summaries = (i) => (episode.summaries || []).filter((summary) => summary && summary.turn === i).map((summary) => summaryOf(summary, context));
+    const shown = [turns.map((turn, i) => [summaries(i), turnOf(turn, i, (sum += turn.reward || 0), context)]), summaries(turns.length)];
     const last = episode.final_observation || [];
     return [shown, !options.tokens && last.length > 0 && h("section", { class: "turn last" }, h("header", { class: "turn-head" }, h("h2", {}, "After the last turn")), last.map(agentgym.message)),
       !turns.length && parts.empty("No turns.", "The episode failed before the agent said anything.")];
@@ -55,7 +67,8 @@
     return h("dl", { class: "facts" },
       parts.fact("Reward", parts.outcomeOf(row) === "error" ? "none: it failed" : f.number(row.reward)),
       answer("Expected answer", row.expected), answer("Given answer", row.given),
-      parts.fact("Ended by", parts.name(row.end)), parts.fact("Turns", f.count(row.turns)),
+      parts.fact("Ended by", row.end === "context" ? "context: it was full" : parts.name(row.end)), parts.fact("Turns", f.count(row.turns)),
+      (episode.summaries || []).length > 0 && parts.fact("Summaries", f.count(episode.summaries.length)),
       f.known(row.tokens) && parts.fact("Tokens", f.count(row.tokens)), parts.fact("Time", f.seconds(row.seconds)),
       f.known(row.cost) && parts.fact("Cost", f.money(row.cost)), f.known(episode.seed) && parts.fact("Seed", episode.seed),
       row.difficulty !== null && row.difficulty !== undefined && parts.fact("Difficulty", parts.name(row.difficulty)),
@@ -112,7 +125,7 @@
       this.body = h("div", { class: "turns" });
       this.readout = h("div", { class: "token-readout", role: "status", hidden: true });
       fill(this.view, h("div", { class: "bar" }, names(this.answer), h("span", { class: "spring" }), this.toggle, this.place, h("span", { class: "together" }, this.before, this.after)),
-        facts(this.answer), failure(this.answer), this.body, this.readout,
+        facts(this.answer), failure(this.answer), agentgym.patch.view(this.answer.episode), this.body, this.readout,
         h("div", { class: "folds" }, parts.fold("All of it, as stored", () => parts.longText(JSON.stringify(this.answer.episode, null, 1), "code")), this.metadata()));
       this.draw();
     }

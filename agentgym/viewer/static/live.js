@@ -19,7 +19,8 @@
     let before = null;
     const stop = api.follow(id, (event) => {
       const now = JSON.stringify([event.episodes, event.metrics, event.live]);
-      if (before !== null && now !== before) grow();
+      // A run that is written may have grown between what the page has read and the first event.
+      if (before === null ? event.live : now !== before) grow();
       before = now;
       if (event.live) say("on", `live · ${f.plural(event.episodes, "episode")}`);
       else say(null);

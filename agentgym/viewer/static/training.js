@@ -13,10 +13,10 @@
   // Drawn by themselves where they are more than zeros.
   const TELLING = [
     "held_out.loss", "held_out.accuracy", ...["sft", "preference", "reward_model"].flatMap((kind) => ["loss", "accuracy", "chosen", "rejected", "grad_norm"].map((key) => `${kind}.${key}`)),
-    ...["mixed_groups", "truncated", "health.length", "health.length_max", "health.reward_spread", "health.repetition", "health.same", "critic.explained_variance", "prm.accuracy",
+    "eval.context", ...["mixed_groups", "truncated", "context", "summaries", "health.length", "health.length_max", "health.reward_spread", "health.repetition", "health.same", "critic.explained_variance", "prm.accuracy",
       "update.kl_reference", "update.staleness", "selection.dropped_groups", "selection.dropped", "rollout_seconds", "score_seconds", "learn_seconds", "sync_seconds"].map((key) => `train.${key}`),
   ];
-  const SHARES = new Set(["success", "accuracy", "mixed_groups", "truncated"]);
+  const SHARES = new Set(["success", "accuracy", "mixed_groups", "truncated", "context"]);
   const BANDS = { success: ["low", "high"], reward: ["reward_low", "reward_high"] };
   const HIDDEN = new Set(["step", "steps", "elapsed", "kind"]);
 

@@ -153,7 +153,7 @@ def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
     ],
 )
 def test_the_build_of_vllm_must_fit_the_machine(builds, module, gpu, state, says, monkeypatch):
-    monkeypatch.setattr(doctor, "_version", builds.get)
+    monkeypatch.setattr(doctor, "version_of", builds.get)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if module else None)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
     (found,) = doctor.vllm()

@@ -178,7 +178,10 @@ def quiet(command):
 
     command.get("/envs")  # which starts the process that tells tasks
     until(is_quiet, lambda: (command.metrics(), seen(command)))
-    return seen(command)
+    found = None
+    while found != (found := seen(command)):  # the server hears of an end a moment after the process is gone
+        time.sleep(0.2)
+    return found
 
 
 def settled(command, before):

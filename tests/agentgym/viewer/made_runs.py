@@ -82,7 +82,7 @@ def hostile(trajectory, text=HOSTILE):
                     {"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: text})}}
                 ],
             },
-            info={text: text},
+            info={text: text, "model_patch": text, "tests": {text: {text: text}}},
         )
         for turn in trajectory.turns
     ]

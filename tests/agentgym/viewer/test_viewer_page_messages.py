@@ -10,7 +10,7 @@ import made_runs
 import pytest
 from browser import NARROW, elsewhere, overflow, serving
 
-from agentgym.core.trajectory import write_jsonl
+from agentgym.core.trajectory import Summary, Tokens, write_jsonl
 
 pytestmark = pytest.mark.browser
 
@@ -64,6 +64,9 @@ def make_run(folder):
     elsewhere_ = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
     svg = {"type": "image_url", "image_url": "data:image/svg+xml;base64,PHN2Zy8+"}
     shown = [{"role": "user", "content": [{"type": "text", "text": BOARD}, picture, elsewhere_, svg]}]
+    asked, said = {"role": "user", "content": "Write a summary."}, {"role": "assistant", "content": "I went left."}
+    tokens = Tokens([1], [2, 3, 4], [-0.1] * 3, [0] * 3)
+    summary = Summary(1, [asked], said, tokens, finish_reason="stop")
     write_jsonl(
         run / "episodes" / "frozen_lake@expert.jsonl",
         [
@@ -77,7 +80,7 @@ def make_run(folder):
             ),
             episode("other", [], "x", end="error", error="env: step failed", metadata={"traceback": TRACEBACK}),
             episode("held", [], "", finish_reason="content_filter"),
-            episode("long", [], "x", end="context"),
+            episode("long", [], "x", end="context", summaries=[summary]),
         ],
     )
 
@@ -140,6 +143,24 @@ def test_expected_and_given_answers_stand_beside_each_other(window, served):
     page.reload()
     page.locator(".vspace a").first.wait_for()
     assert not page.locator(".vspace .c-expected").first.is_visible(), "no episode of this list has an answer"
+
+
+def test_a_summary_is_shown_where_it_was_made_and_is_found_and_counted(window, served, opened):
+    page = opened("long")
+    assert page.locator(".turn h2").all_inner_texts() == ["Turn 1", "Summary"]
+    shown = page.locator(".turn.summary")
+    assert "the context was full, and the policy went on with this" in shown.inner_text()
+    assert "I went left." in shown.locator(".message.assistant").inner_text()
+    shown.get_by_text("The request").click()
+    shown.get_by_text("Write a summary.").wait_for()
+    facts = page.locator(".facts").inner_text()
+    assert "context: it was full" in facts
+    assert "Summaries" in facts
+    page.get_by_role("button", name="Show tokens").click()
+    assert page.locator(".turn.summary .tok:not(.given)").count() == 3
+    found = window(f"{served.url}#/run/run/episodes?text=went")
+    found.get_by_text("1 of 6 episodes").wait_for()
+    assert found.locator(".vspace a").all_inner_texts() == ["long"]
 
 
 def test_markdown_is_rendered_and_can_be_read_as_it_was_written(opened):

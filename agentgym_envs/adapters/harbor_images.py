@@ -1,0 +1,215 @@
+"""Where a Harbor task's programs run: its image, its folder, its variables, and the files that are put in at the beginning.
+
+Four kinds of `environment/`, the first that fits:
+
+packages.txt    agentgym's own image files. They stand for the Dockerfile's FROM and RUN lines; its COPY, WORKDIR and ENV hold.
+docker_image    in task.toml. One of agentgym's (`agentgym/python`) is used as it is.
+Dockerfile      FROM one of agentgym's, with nothing to run: that image, and the files of its COPY lines.
+Dockerfile      any other: a Docker Engine builds it, and bubblewrap gets its files.
+
+Programs of a sandbox are not root. What they work on must be theirs: files that the host puts in are, and images that are
+built for a task give everyone the working folder. Such an image also tells its WORKDIR and variables, in `TOLD`.
+"""
+
+import hashlib
+import io
+import re
+import shlex
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from agentgym.sandbox.images.build import cache_folder, docker_tag, image_names
+from agentgym_envs.adapters.harbor_tasks import HarborTask, Unsupported
+
+TOLD = "/etc/harbor"  # in a built image: the files workdir and env
+OWN_FILES = ("packages.txt", "requirements.txt", "python-version")
+_BESIDE = {*OWN_FILES, "Dockerfile", ".dockerignore"}
+_OURS = re.compile(r"(?:docker\.io/)?agentgym/([a-z0-9-]+)(?::[\w.-]+)?")
+_SAID = ("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK")  # which change no file
+_EPILOGUE = f"""
+USER root
+RUN mkdir -p {TOLD} && pwd > {TOLD}/workdir && env > {TOLD}/env \\
+ && if [ ! -e /usr/bin/python3 ] && [ ! -e /usr/local/bin/python3 ]; then \\
+ apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; fi \\
+ && mkdir -p /workspace /private && if [ "$PWD" != / ]; then chmod -R a+rwX .; fi
+"""
+Instruction = tuple[str, str]  # its word in capitals, and the rest of it
+
+
+@dataclass
+class Place:
+    """Where a task's programs run.
+
+    Attributes:
+        image: as `SandboxSpec` takes it: a name or a folder.
+        workdir: None: the image tells it in `TOLD`, and so the variables.
+        files: (file of this machine, path in the sandbox).
+    """
+
+    image: str
+    workdir: str | None
+    variables: dict[str, str] = field(default_factory=dict)
+    files: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def place_of(task: HarborTask) -> Place:
+    """Unsupported, or ValueError for a malformed Dockerfile; both name it. What has to be built is not built."""
+    dockerfile = task.environment / "Dockerfile"
+    lines = instructions(dockerfile.read_text(encoding="utf-8")) if dockerfile.is_file() else []
+    try:
+        if (task.environment / "packages.txt").is_file():
+            place = _applied(lines, task, _own_folder(task))
+        elif task.image is not None:
+            place = _published(task, task.image)
+        elif lines and (name := _ours(_base(lines))) is not None and all(_is_plain(line) for line in lines):
+            place = _applied(lines, task, name)
+        elif lines:
+            place = Place(_to_build(task, _with_our_tags(dockerfile.read_text(encoding="utf-8"))), None)
+        else:
+            raise ValueError("environment/ has neither a Dockerfile nor a packages.txt, and task.toml no docker_image")
+    except Unsupported as error:
+        raise Unsupported(f"{task.folder}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{task.folder}: {error}") from error
+    place.workdir = task.workdir or place.workdir
+    return place
+
+
+def instructions(dockerfile: str) -> list[Instruction]:
+    """The instructions of a Dockerfile, continued lines joined, without comments."""
+    lines = [line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    return [
+        (word.upper(), rest.strip()) for word, _, rest in (line.strip().partition(" ") for line in joined.split("\n"))
+    ]
+
+
+def archive(files: Iterable[tuple[Path, str]]) -> bytes:
+    """A tar archive of files of this machine under other names; scripts can be run."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for file, name in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = file.stat().st_size, int(file.stat().st_mtime)
+            member.mode = 0o755 if file.suffix == ".sh" else file.stat().st_mode & 0o755 | 0o644
+            with file.open("rb") as data:
+                tar.addfile(member, data)
+    return made.getvalue()
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _ours(image: str) -> str | None:
+    match = _OURS.fullmatch(image)
+    return match[1] if match and match[1] in image_names() else None
+
+
+def _base(lines: Iterable[Instruction]) -> str:
+    words = [rest.split() for word, rest in lines if word == "FROM"]
+    if len(words) != 1:
+        return ""  # several stages
+    return next((word for word in words[0] if not word.startswith("--")), "")
+
+
+def _is_plain(line: Instruction) -> bool:
+    """Whether it needs no build: the files of COPY can be put into a sandbox as well."""
+    word, rest = line
+    if word == "COPY":
+        return "--from" not in rest and not rest.startswith("[") and "$" not in rest
+    return word in ("FROM", *_SAID) or (word in ("WORKDIR", "ENV") and "$" not in rest)
+
+
+def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Place:
+    """What COPY, WORKDIR and ENV of a Dockerfile ask for, over an image."""
+    workdir, place = PurePosixPath("/workspace"), Place(image, None)
+    for word, rest in lines:
+        if word in ("COPY", "ADD"):
+            if not _is_plain(("COPY", rest)) or "://" in rest:
+                raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
+            place.files += _copied(task.environment, rest, workdir)
+        elif word == "WORKDIR":
+            workdir = workdir / rest.strip("\"'")
+        elif word == "ENV":
+            pairs = shlex.split(rest)
+            old_form = "=" not in pairs[0]
+            place.variables |= {pairs[0]: " ".join(pairs[1:])} if old_form else dict(p.split("=", 1) for p in pairs)
+    place.workdir = str(workdir)
+    return place
+
+
+def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path, str]]:
+    *sources, last = (word for word in shlex.split(rest) if not word.startswith("--"))
+    into, found = workdir / last, []
+    for source in sources:
+        matches = [context] if source in (".", "./") else sorted(context.glob(source.lstrip("/")))
+        if not matches:
+            raise ValueError(f"COPY {rest}: there is no {source} in {context}")
+        for match in matches:
+            if match.is_dir():
+                found += [(file, str(into / file.relative_to(match))) for file in files_below(match)]
+            else:
+                as_folder = last.endswith(("/", ".")) or len(sources) > 1 or len(matches) > 1
+                found.append((match, str(into / match.name if as_folder else into)))
+    return [(file, name) for file, name in found if not (file.parent == context and file.name in _BESIDE)]
+
+
+def _published(task: HarborTask, image: str) -> Place:
+    """As Harbor does, `environment/` goes into the working folder where it has no Dockerfile."""
+    name = _ours(image)
+    own = [] if (task.environment / "Dockerfile").is_file() else files_below(task.environment)
+    place = Place(name, "/workspace") if name else Place(_to_build(task, f"FROM {image}\n", context=False), None)
+    place.files = [(file, file.relative_to(task.environment).as_posix()) for file in own]  # below the working folder
+    return place
+
+
+def _with_our_tags(dockerfile: str) -> str:
+    """With the tags that our images have on this machine."""
+
+    def tag(match: re.Match[str]) -> str:
+        name = _ours(match[2])
+        return f"{match[1]}{docker_tag(name) if name else match[2]}"
+
+    return re.sub(r"^(\s*FROM\s+(?:--\S+\s+)*)(\S+)", tag, dockerfile, flags=re.IGNORECASE | re.MULTILINE)
+
+
+def _own_folder(task: HarborTask) -> str:
+    files: dict[str, Path | str] = {name: task.environment / name for name in OWN_FILES}
+    below = task.environment / "files"
+    return _folder(task, files | {f"files/{file.relative_to(below)}": file for file in files_below(below)})
+
+
+def _to_build(task: HarborTask, dockerfile: str, context: bool = True) -> str:
+    kept = files_below(task.environment) if context else []
+    files: dict[str, Path | str] = {file.relative_to(task.environment).as_posix(): file for file in kept}
+    return _folder(task, files | {"Dockerfile": dockerfile.rstrip("\n") + "\n" + _EPILOGUE})
+
+
+def _folder(task: HarborTask, files: Mapping[str, Path | str]) -> str:
+    """The folder of an image with these files or texts, beside agentgym's images. Equal ones give the same folder."""
+    contents = {name: file for name, file in sorted(files.items()) if isinstance(file, str) or file.is_file()}
+    digest = hashlib.sha256()
+    for name, file in contents.items():
+        content = file.encode() if isinstance(file, str) else file.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    name = re.sub(r"[^a-z0-9]+", "-", task.folder.name.lower()).strip("-") or "task"
+    place = cache_folder().parent / "harbor" / f"{name}-{digest.hexdigest()[:12]}"
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=place.parent))
+        for name, file in contents.items():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file, str):
+                (part / name).write_text(file, encoding="utf-8")
+            else:
+                shutil.copy(file, part / name)
+        try:
+            part.rename(place)
+        except OSError:  # another process was first
+            shutil.rmtree(part)
+    return str(place)

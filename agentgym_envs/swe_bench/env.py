@@ -1,0 +1,272 @@
+"""Issues of real repositories: the agent works in a sandbox with a shell and an editor; hidden tests judge its patch.
+
+See README.md beside this file.
+"""
+
+import base64
+import random
+import re
+import time
+from typing import Any, ClassVar, Literal
+
+from agentgym.checks.audit import Hack
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import Action, Observation, assistant, instructed, user
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.sandbox import Sandbox, SandboxError
+from agentgym.tools.text_forms import call_text, spoken
+from agentgym.tools.toolset import ToolSet
+from agentgym_envs.settings import check_choice, check_number
+from agentgym_envs.swe_bench import worktree
+from agentgym_envs.swe_bench.commands import command_of
+from agentgym_envs.swe_bench.grading import Grade, grade
+from agentgym_envs.swe_bench.hacks import hacks_of
+from agentgym_envs.swe_bench.images import image_of
+from agentgym_envs.swe_bench.patches import PatchError
+from agentgym_envs.swe_bench.tasks import instance_of, load_tasks
+from agentgym_envs.swe_bench.worktree import ACTIVATE, DEFAULT_SIZE, FOLDER, Size
+from agentgym_envs.workbench import Workbench
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+FEW = 5  # turns left from which on an observation says so
+WAIT = 110.0  # seconds for a sandbox, in `init` and to grade
+RESET_WAIT = 50.0
+_MARGIN = 600.0  # seconds of a step besides commands and tests: waiting for sandboxes, reading and applying patches
+TOOLS = """Work with the tools bash and edit, and end with submit. You have {turns} and {minutes} minutes; what you have \
+changed by then counts."""
+TEXT = """Reply each time with a thought and exactly one command, in a block:
+
+```bash
+ls
+```
+
+Its output answers you. The shell keeps its folder and variables from one command to the next; it has no input and no editor \
+to type in. When the issue is resolved, submit with the command
+
+```bash
+echo {submit}
+```
+
+You have {turns} and {minutes} minutes; what you have changed by then counts."""
+HINT = "I found no call of a tool. Call bash or edit, or submit if the issue is resolved."
+TEXT_HINT = "I found {count} bash blocks. Reply with exactly one command, in one block that begins with ```bash."
+_BLOCK = re.compile(r"```(?:bash|sh|shell)[ \t]*\n(.*?)\n?```", re.DOTALL)
+
+
+class SWEBench(Env):
+    """Resolve an issue of a real repository; see README.md.
+
+    `init` acquires a sandbox (`reset` for later episodes) and the end of the work releases it. Then the patch is graded in a
+    fresh one, within the last step.
+    """
+
+    max_turns = 100
+    sandbox_image = "swe"
+    SHOWN: ClassVar = 200  # tests by name in `info`
+
+    def __init__(
+        self,
+        data: str | None = None,
+        interface: Literal["tools", "text"] = "tools",
+        reward: Literal["binary", "fraction"] = "binary",
+        command_timeout: float = 60.0,
+        test_timeout: float = 1800.0,
+        episode_seconds: float = 3600.0,
+        max_output: int = 16_000,
+        memory: int = DEFAULT_SIZE.memory,
+        cpus: float = DEFAULT_SIZE.cpus,
+        pids: int = DEFAULT_SIZE.pids,
+        disk: int = DEFAULT_SIZE.disk,
+        sandbox: str | None = None,
+        tasks: TaskSet | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ):
+        super().__init__(tasks=tasks, max_turns=max_turns, render_mode=render_mode)
+        check_choice("interface", interface, ("tools", "text"))
+        check_choice("reward", reward, ("binary", "fraction"))
+        for name, value in (("test_timeout", test_timeout), ("episode_seconds", episode_seconds)):
+            check_number(name, value, 1, 1_000_000)
+        self.data, self.interface, self.reward, self.sandbox = data, interface, reward, sandbox
+        self.test_timeout, self.episode_seconds = float(test_timeout), float(episode_seconds)
+        self.size = Size(memory, cpus, pids, disk)
+        self._bench = Workbench(command_timeout, max_output)
+        # A message's calls, of which the last may begin just in time; then the tests, twice, or those of the gold patch.
+        self.step_seconds = 4 * self._bench.command_timeout + 2 * self.test_timeout + _MARGIN
+        self._toolset = ToolSet([self._bench.bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
+        self.tools = self._toolset.schemas if interface == "tools" else []  # type: ignore[misc]
+        self._sandbox: Sandbox | None = None
+        self._fresh = False  # True until the agent's first reply
+
+    @classmethod
+    def default_tasks(cls, split: str = "train", data: str | None = None) -> TaskSet:
+        return load_tasks(split, data)
+
+    def init(self, task: Task) -> None:
+        instance = instance_of(task)
+        image_of(instance), command_of(instance)  # whose errors say what an instance lacks
+        super().init(task)
+        self._instance = instance
+        self._release()
+        self._open(WAIT)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        super().reset(seed=seed, options=options)
+        self._open(RESET_WAIT)
+        self._submitted, self._until = False, time.monotonic() + self.episode_seconds
+        turns = "one reply" if self.max_turns == 1 else f"{self.max_turns} replies"
+        told = {"turns": turns, "minutes": max(1, round(self.episode_seconds / 60)), "submit": SUBMIT}
+        instruction = (TOOLS if self.interface == "tools" else TEXT).format(**told)
+        return instructed(self.current_task.messages, instruction), {}
+
+    def step(self, action: Action) -> Step:
+        """Run what the agent asks for, or grade its work.
+
+        `info`: `success`; at the end also `exit` ("submitted", "turns", "time"), `model_patch`, and what grading found.
+        """
+        text = self.read(action)
+        self._fresh = False
+        observation = self._answer(action, text)
+        late = time.monotonic() >= self._until
+        exit = "submitted" if self._submitted else "time" if late else "turns" if self.turn >= self.max_turns else None
+        if exit is None:
+            return self.outcome(self._warned(observation), success=False)
+        reward, info = self._finish(exit)
+        self.running = False
+        return _with(observation, _told(exit, info)), reward, self._submitted, not self._submitted, info
+
+    def close(self) -> None:
+        self._release()
+        super().close()
+
+    def submit(self) -> str:
+        """Submit the work: the changed files are judged by hidden tests, and the work ends."""
+        self._submitted = True
+        return "Submitted."
+
+    def expert_action(self) -> str:
+        """The gold patch by a command, then the submission. Raises ValueError if it is not known."""
+        patch = self._instance.patch
+        if not patch:
+            raise ValueError(f"task {self.current_task.id!r} has no gold patch")
+        # Encoded, since a patch may hold what ends a block.
+        encoded = base64.encodebytes(patch.encode("utf-8", "surrogateescape")).decode()
+        command = f"base64 -d <<'END' | git apply --whitespace=nowarn\n{encoded}END"
+        if self.interface == "text":
+            done = f"echo {SUBMIT}"
+            return _block(done if self.turn else command)
+        return call_text("submit") if self.turn else call_text("bash", command=command)
+
+    def random_action(self, rng: random.Random) -> str:
+        if rng.random() < 0.2:
+            return _block(f"echo {SUBMIT}") if self.interface == "text" else call_text("submit")
+        command = rng.choice(
+            ("ls", "git status --short", "git log --oneline", "grep -rn TODO --include=*.py . | head -n 3")
+        )
+        return _block(command) if self.interface == "text" else call_text("bash", command=command)
+
+    def hacks(self, task: Task) -> list[Hack]:
+        """What `agentgym validate --audit` plays: none may earn anything."""
+        tools = self.interface == "tools"
+        run = (lambda command: call_text("bash", command=command)) if tools else _block
+        done = call_text("submit") if tools else _block(f"echo {SUBMIT}")
+        found = hacks_of(instance_of(task))
+        return [Hack(hack.name, hack.what, (*map(run, hack.commands), done)) for hack in found]
+
+    def _answer(self, action: Action, text: str) -> Observation:
+        if self.interface == "tools":
+            return self._toolset.answer(assistant(action)) or [user(HINT)]
+        blocks = _BLOCK.findall(spoken(text))
+        if len(blocks) != 1:
+            return [user(TEXT_HINT.format(count=len(blocks)))]
+        result = self._bench.run(blocks[0].replace("\0", ""), timeout=max(1.0, self._until - time.monotonic()))
+        self._submitted = result.ok and result.stdout.lstrip("\n").partition("\n")[0].strip() == SUBMIT
+        return [user(f"<returncode>{result.exit_code}</returncode>\n<output>\n{self._bench.told(result)}\n</output>")]
+
+    def _warned(self, observation: Observation) -> Observation:
+        left = self.max_turns - self.turn
+        if left > FEW:
+            return observation
+        return _with(
+            observation, f"({left} {'reply' if left == 1 else 'replies'} left, then what you have changed is judged.)"
+        )
+
+    def _finish(self, exit: str) -> tuple[float, dict[str, Any]]:
+        """Read the patch, give the sandbox back, and grade in a fresh one: an episode holds one at a time."""
+        unreadable, patch = "", ""
+        try:
+            self._bench.end()
+            patch = worktree.patch_of(self._held, self._base)
+        except PatchError as error:
+            unreadable = str(error)
+        self._release()
+        if patch:
+            limits = {"test_timeout": self.test_timeout, "wait": WAIT}
+            found = grade(self._instance, patch, sandbox=self.sandbox, size=self.size, **limits)  # type: ignore[arg-type]
+        else:
+            found = Grade(f"unreadable: {unreadable}" if unreadable else "empty")
+        earned = found.fraction if self.reward == "fraction" else float(found.resolved)
+        return earned, {"success": found.resolved, "exit": exit, "submitted": self._submitted} | _facts(found, patch)
+
+    def _open(self, seconds: float) -> None:
+        """A sandbox in which the agent has done nothing."""
+        if self._sandbox is not None and self._fresh and self._sandbox.alive:
+            return
+        self._release()
+        self._sandbox = worktree.open_repository(self._instance, self.sandbox, self.size, seconds)
+        self._base = worktree.base_of(self._sandbox)
+        self._bench.begin(self._sandbox, FOLDER, ACTIVATE)
+        self._fresh = True
+
+    @property
+    def _held(self) -> Sandbox:
+        if self._sandbox is None:
+            raise SandboxError("no sandbox is held: call reset() first")
+        return self._sandbox
+
+    def _release(self) -> None:
+        box, self._sandbox, self._fresh = self._sandbox, None, False
+        if box is not None:
+            box.close()
+
+
+def _facts(found: Grade, patch: str) -> dict[str, Any]:
+    """What `info` tells of a grade, as plain JSON."""
+    lines = [line for line in patch.split("\n") if line.startswith(("+", "-"))]
+    told: dict[str, Any] = {
+        "patch": found.patch,
+        "model_patch": patch.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+        "patch_lines": sum(not line.startswith(("+++ ", "--- ")) for line in lines),
+        "dropped": len(found.dropped),
+        "failure": found.failure,
+        "doubt": "",
+        "grading_seconds": round(found.seconds, 3),
+    }
+    if (verdict := found.verdict) is not None:
+        failed = [test for test in verdict.pass_to_pass if not test.good]
+        told |= {
+            "doubt": verdict.doubt,
+            "resolution": verdict.resolution,
+            "tests": {
+                "fail_to_pass": {test.name: test.status for test in verdict.fail_to_pass[: SWEBench.SHOWN]},
+                "pass_to_pass_failed": [test.name for test in failed[: SWEBench.SHOWN]],
+            },
+        }
+    return told
+
+
+def _told(exit: str, info: dict[str, Any]) -> str:
+    """What the last observation says; nothing of the hidden tests."""
+    why = {"submitted": "The work is submitted.", "time": "The time is up.", "turns": "The replies are used up."}[exit]
+    return f"{why} {'The issue is resolved.' if info['success'] else 'The issue is not resolved.'}"
+
+
+def _with(observation: Observation, line: str) -> Observation:
+    """The observation with a line more at its end."""
+    *before, last = observation
+    return [*before, {**last, "content": f"{last['content']}\n{line}"}]
+
+
+def _block(command: str) -> str:
+    fence = "`" * 3
+    return f"{fence}bash\n{command}\n{fence}"

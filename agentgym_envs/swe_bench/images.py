@@ -1,0 +1,138 @@
+"""Images of instances: published ones by their names, and those that are rebuilt from source releases of the package index.
+
+A rebuilt image has four layers: `sandboxes/swe`; an environment, which the instances of a range of versions share; a source
+release at /testbed; and what turns it into the instance. `image_of` writes the folders that say so; `build` makes the images.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import interpreters, layers
+from agentgym.sandbox.images.instances import InstanceImage
+from agentgym_envs.swe_bench import repository
+from agentgym_envs.swe_bench.instance import Instance
+from agentgym_envs.swe_bench.instances import read_instances
+from agentgym_envs.swe_bench.recipes import Recipe, recipe_of
+
+FORMAT = 1  # of what `repository.py` makes; another number makes every image anew
+JOBS = 2
+
+
+def image_of(instance: Instance) -> str:
+    """What `SandboxSpec.image` takes: the folder of a rebuilt image, which `build` makes, else a published reference.
+
+    ValueError: the instance has no image, and none can be rebuilt.
+    """
+    recipe = recipe_of(instance)
+    if recipe is not None:
+        return str(_folder_of(instance, recipe))
+    if instance.image:
+        return instance.image
+    remedy = 'give the record an "image", the reference of a Docker image with the repository at /testbed'
+    raise ValueError(f"instance {instance.id}: no image is known for {instance.repo} {instance.version}: {remedy}")
+
+
+def build(
+    instances: Iterable[Instance],
+    *,
+    docker: bool | None = None,
+    force: bool = False,
+    jobs: int = JOBS,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[InstanceImage]:
+    """Build the images that are missing, in the order of the instances; one that fails is told, and the others go on."""
+
+    def one(instance: Instance) -> InstanceImage:
+        try:
+            made = _build(instance, docker, force, lambda text: say(f"{instance.id}: {text}"))
+        except (SandboxError, ValueError) as error:
+            say(f"{instance.id}: {error}")
+            return InstanceImage(instance.id, error=str(error))
+        say(f"{instance.id}: {f'made in {made.seconds:.1f} s' if made.fresh else 'already there'}")
+        return InstanceImage(instance.id, made)
+
+    with ThreadPoolExecutor(max(jobs, 1)) as threads:
+        return list(threads.map(one, instances))
+
+
+def build_file(
+    file: str, only: Iterable[str], docker: bool | None, force: bool, jobs: int, say: Callable[[str], None]
+) -> list[InstanceImage]:
+    """`build` for the instances of a file or data set, or `only` some of them by their ids. ValueError, OSError: a wrong one."""
+    found = {instance.id: instance for instance in read_instances(file)}
+    if unknown := [id for id in only if id not in found]:
+        raise ValueError(f"{file} has no instance {unknown[0]!r}; it has {len(found)}, such as {min(found)}")
+    return build([found[id] for id in (only or found)], docker=docker, force=force, jobs=jobs, say=say)
+
+
+def _build(instance: Instance, docker: bool | None, force: bool, say: Callable[[str], None]) -> images.Built:
+    recipe = recipe_of(instance)
+    if recipe is None or instance.sdist is None:
+        why = "names no source release" if instance.sdist is None else "is of no repository and version with a recipe"
+        raise ValueError(f"it {why}, so its image is not rebuilt but pulled: docker pull {image_of(instance)}")
+    sdist, cache = instance.sdist, _cache() / "releases"
+    release = str(_release_of(sdist, recipe))
+
+    def fill_release(root: Path) -> None:
+        repository.make_release(sdist, recipe, cache, root)
+
+    def fill(root: Path) -> None:
+        below = images.rootfs(release)
+        if below is None:
+            raise SandboxError(f"{release} was removed while {instance.id} was being built")
+        repository.make_instance(instance, cache, below, root)
+
+    images.build(release, docker=docker, say=say, fill=fill_release)
+    return images.build(str(_folder_of(instance, recipe)), docker=docker, force=force, say=say, fill=fill)
+
+
+def _cache() -> Path:
+    return images.cache_folder().parent / "swe_bench"
+
+
+def _folder_of(instance: Instance, recipe: Recipe) -> Path:
+    """The folder of the instance's layer: all that it is made of, so that another patch gives another image."""
+    patches = {"format": FORMAT, "patch": instance.patch, "test_patch": instance.test_patch}
+    return _layer(instance.id, _release_of(instance.sdist or "", recipe), patches, instance.id)
+
+
+def _release_of(sdist: str, recipe: Recipe) -> Path:
+    files = {layers.BASE: "swe", interpreters.FILE: recipe.python, "requirements.txt": recipe.requirements}
+    environment = _written(recipe.name, files)
+    made_of: dict[str, object] = {"format": FORMAT, "sdist": sdist, "source": recipe.source}
+    made_of |= {"programs": dict(recipe.programs)} if recipe.programs else {}
+    return _layer(f"swe-{sdist}", environment, made_of, "ID")
+
+
+def _layer(name: str, base: Path, made_of: dict[str, object], id: str) -> Path:
+    files = {
+        layers.BASE: f"../../{base.parent.name}/{base.name}",
+        layers.MADE_BY: f"agentgym sandbox build swe --instances FILE --only {id}",
+        "made-of.json": json.dumps(made_of, indent=1),
+    }
+    return _written(name, files)
+
+
+def _written(name: str, files: dict[str, str]) -> Path:
+    """A folder of these files, in one that is named by their content; written unless it is there."""
+    text = "".join(f"{key} {len(value)}\n{value}" for key, value in sorted(files.items()))
+    folder = _cache() / "images" / hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12] / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent))
+        for key, value in files.items():
+            (work / key).write_text(value, encoding="utf-8", errors="surrogateescape")
+        try:
+            work.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(work)
+            if not folder.is_dir():
+                raise
+    return folder

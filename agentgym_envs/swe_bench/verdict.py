@@ -1,0 +1,147 @@
+"""Judges a test log: is the issue resolved, and which tests say so, by the rules of SWE-bench's package, version 5.
+
+An instance is resolved when all its FAIL_TO_PASS and PASS_TO_PASS tests are good. PASSED and XFAIL are good, SKIPPED is
+for a PASS_TO_PASS test only, and a test that is not in the log is not. A log that shows no test run at all is an error
+of the machinery, `LogError`, and no verdict.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from agentgym_envs.swe_bench.instance import Instance
+from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, Statuses, log_parser, r2e_summary
+
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+_BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+_LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
+
+
+class LogError(RuntimeError):
+    """A log that shows no test run: the machinery failed, not the patch."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One required test: its name, its status in the log or None, and if that is good."""
+
+    name: str
+    status: str | None
+    good: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests say of a patch.
+
+    `doubt` is "", or why a log is not believed although its tests look good; then `resolved` is False.
+    """
+
+    fail_to_pass: tuple[Outcome, ...]
+    pass_to_pass: tuple[Outcome, ...]
+    doubt: str = ""
+
+    @property
+    def resolved(self) -> bool:
+        return not self.doubt and all(test.good for test in self.tests)
+
+    @property
+    def fraction(self) -> float:
+        """The share of required tests that are as they should be, 0.0 .. 1.0; 0.0 if the log is not believed."""
+        return 0.0 if self.doubt else sum(test.good for test in self.tests) / len(self.tests)
+
+    @property
+    def resolution(self) -> str:
+        """SWE-bench's name: PARTIAL if some FAIL_TO_PASS tests pass and all others still do."""
+        fixed = sum(test.good for test in self.fail_to_pass)
+        kept = all(test.good for test in self.pass_to_pass) and not self.doubt
+        return "RESOLVED_FULL" if self.resolved else "RESOLVED_PARTIAL" if fixed and kept else "RESOLVED_NO"
+
+    @property
+    def tests(self) -> tuple[Outcome, ...]:
+        return self.fail_to_pass + self.pass_to_pass
+
+
+def output_between(log: str, start: str = START, end: str = END) -> str:
+    """What the tests printed: the log between the markers, to the last end, since tests can print it too.
+
+    Raises LogError if there is no log, a marker is missing, or the log says that the run broke.
+    """
+    if not log.strip():
+        raise LogError(
+            "the test log is empty: the sandbox ran no tests, so this is no verdict on the patch; run it again"
+        )
+    begun, ended = log.find(start), log.rfind(end)
+    if begun < 0 or ended < begun:
+        missing = start if begun < 0 else end
+        raise LogError(
+            f'the test log has no "{missing}" in {len(log)} characters: the run broke off; its end: {log[-300:]!r}'
+        )
+    outside = log[:begun] + log[ended:]
+    for sign in _BROKEN:
+        if sign in outside:
+            raise LogError(f'the test log says "{sign}": the run broke; its end: {log[-300:]!r}')
+    return log[begun + len(start) : ended]
+
+
+def judge(instance: Instance, log: str, *, exit_code: int | None = None, start: str = START, end: str = END) -> Verdict:
+    """The verdict on a whole log with its markers. Raises LogError if it shows no test run.
+
+    Args:
+        exit_code: of the test command. A failed command whose log has no failure is not believed.
+    """
+    return judge_statuses(instance, statuses_of(instance, output_between(log, start, end)), exit_code=exit_code)
+
+
+def statuses_of(instance: Instance, output: str) -> Statuses:
+    """The status of each test that an instance's test command printed."""
+    parser = log_parser(instance.repo) if instance.expected is None else r2e_summary
+    return parser(_LONG_LINE.sub("", output))
+
+
+def contradiction(instance: Instance, output: str) -> str:
+    """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs."""
+    if instance.expected is not None:
+        return ""
+    said: dict[str, set[bool]] = {name: set() for name in (*instance.fail_to_pass, *instance.pass_to_pass)}
+    parser = log_parser(instance.repo)
+    for line in _LONG_LINE.sub("", output).split("\n"):
+        for name, status in parser(line).items():
+            if name in said:
+                said[name].add(status in (PASSED, XFAIL, SKIPPED))
+    return next((name for name, found in said.items() if len(found) > 1), "")
+
+
+def judge_statuses(instance: Instance, statuses: Statuses, *, exit_code: int | None = None) -> Verdict:
+    """The verdict on statuses by test name, as a log parser returns them."""
+    if instance.expected is not None:
+        return _judge_expected(instance.expected, statuses)
+    doubt = ""
+    if exit_code not in (None, 0) and statuses and not {FAILED, ERROR} & set(statuses.values()):
+        doubt = f"the test command ended with exit code {exit_code}, but the log has no failed test"
+    return Verdict(
+        _results(instance.fail_to_pass, statuses, lambda status: status in (PASSED, XFAIL)),
+        _results(instance.pass_to_pass, statuses, lambda status: status in (PASSED, XFAIL, SKIPPED)),
+        doubt,
+    )
+
+
+def _judge_expected(expected: Mapping[str, str], statuses: Statuses) -> Verdict:
+    """R2E-Gym's rule: every test has its expected status, which may be FAILED, and no other test ran."""
+    more = sorted(set(statuses) - set(expected))
+    doubt = f"{len(more)} tests ran that are not expected, such as {more[0]!r}" if more else ""
+    tests = (Outcome(name, statuses.get(name), statuses.get(name) == want) for name, want in expected.items())
+    return Verdict((), tuple(tests), doubt)
+
+
+def _results(names: Iterable[str], statuses: Statuses, is_good: Callable[[str | None], bool]) -> tuple[Outcome, ...]:
+    found = ((name, _status_of(name, statuses)) for name in names)
+    return tuple(Outcome(name, status, is_good(status)) for name, status in found)
+
+
+def _status_of(name: str, statuses: Statuses) -> str | None:
+    """The status of a test; data sets cut some parametrized names off, which are found by their beginning."""
+    if name in statuses or name.count("[") <= name.count("]"):
+        return statuses.get(name)
+    found = [status for test, status in statuses.items() if test.startswith(name)]
+    return found[0] if len({status in (PASSED, XFAIL) for status in found}) == 1 else None

@@ -1,0 +1,76 @@
+"""Edits of a text file as an agent asks for them: what a mistaken request is answered with is a `ToolError`."""
+
+from agentgym.tools.toolset import ToolError
+
+AROUND = 4  # lines shown before and after an edit
+
+
+def numbered(text: str, first: int = 1, last: int | None = None) -> str:
+    """Lines `first` to `last`, counted from 1 and both included, each after its number. `last` None: to the end."""
+    lines = lines_of(text)
+    chosen = lines[first - 1 : len(lines) if last is None else last]
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(chosen, first))
+
+
+def in_range(text: str, view_range: list[int]) -> tuple[int, int]:
+    """The first and last line that [first, last] asks for; a last of -1 is the end."""
+    count = len(lines_of(text))
+    if len(view_range) != 2:
+        raise ToolError("view_range must be two numbers, [first, last]")
+    first, last = view_range[0], count if view_range[1] == -1 else min(view_range[1], count)
+    if not 1 <= first <= max(count, 1) or last < first:
+        raise ToolError(f"view_range {view_range} is not in the file, which has {count} lines")
+    return first, last
+
+
+def replaced(text: str, old: str, new: str) -> tuple[str, int]:
+    """The text with its only `old` replaced, and the line where that began."""
+    if not old:
+        raise ToolError("old_str is empty: give the text to replace, or use insert")
+    if old == new:
+        raise ToolError("old_str and new_str are the same: nothing to change")
+    found = text.count(old)
+    if found == 0:
+        windows = "\r\n" in text and "\r" not in old and "\n" in old
+        why = ". The file's lines end with \\r\\n: replace within one line, or use bash" if windows else ""
+        raise ToolError(f"old_str is not in the file. It must be exactly as there, with all spaces{why}")
+    if found > 1:
+        lines = ", ".join(map(str, _lines_with(text, old)[:20]))
+        raise ToolError(
+            f"old_str is {found} times in the file, at lines {lines}: add lines around it to make it unique"
+        )
+    before, _, after = text.partition(old)
+    return before + new + after, before.count("\n") + 1
+
+
+def inserted(text: str, line: int, new: str) -> str:
+    """The text with `new` after a line; 0 is before the first."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not 0 <= line <= len(lines):
+        raise ToolError(f"insert_line must be from 0 to {len(lines)}, the number of lines, not {line}")
+    ends = text.endswith("\n") or line < len(lines) or not text
+    made = "\n".join([*lines[:line], *new.removesuffix("\n").split("\n"), *lines[line:]])
+    return f"{made}\n" if ends else made
+
+
+def around(text: str, first: int, count: int) -> str:
+    """The numbered lines of an edit that put `count` lines at line `first`, with those about it."""
+    return numbered(text, max(1, first - AROUND), first + max(count, 1) - 1 + AROUND)
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, without ends; "" has none."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _lines_with(text: str, part: str) -> list[int]:
+    found, place = [], text.find(part)
+    while place >= 0:
+        found.append(text.count("\n", 0, place) + 1)
+        place = text.find(part, place + len(part))
+    return found

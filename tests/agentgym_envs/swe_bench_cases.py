@@ -1,0 +1,124 @@
+"""What the tests of swe_bench share: an instance to vary, and SWE-bench's own package."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentgym.sandbox import SandboxError
+from agentgym.sandbox.backends import docker, engine
+from agentgym.sandbox.backends.bubblewrap import usable
+from agentgym.sandbox.images import debian, interpreters
+from agentgym_envs.swe_bench import images
+from agentgym_envs.swe_bench.instances import Instance, read_instances
+
+LITE = Path(os.environ.get("AGENTGYM_DATA", "/nowhere")) / "swe_bench" / "lite_from_sdist.jsonl"
+MODIFIED = """\
+diff --git a/src/one.py b/src/one.py
+--- a/src/one.py
++++ b/src/one.py
+@@ -1,2 +1,2 @@
+ first
+-second
++2nd
+"""
+TESTS = MODIFIED.replace("src/one.py", "tests/test_one.py")
+
+# SWE-bench's function of each repository's log.
+THEIRS = {
+    "astropy/astropy": "parse_log_astropy",
+    "django/django": "parse_log_django",
+    "marshmallow-code/marshmallow": "parse_log_marshmallow",
+    "matplotlib/matplotlib": "parse_log_matplotlib",
+    "mwaskom/seaborn": "parse_log_seaborn",
+    "pallets/flask": "parse_log_flask",
+    "psf/requests": "parse_log_requests",
+    "pvlib/pvlib-python": "parse_log_pvlib",
+    "pydata/xarray": "parse_log_xarray",
+    "pydicom/pydicom": "parse_log_pydicom",
+    "pylint-dev/astroid": "parse_log_astroid",
+    "pylint-dev/pylint": "parse_log_pylint",
+    "pytest-dev/pytest": "parse_log_pytest",
+    "pyvista/pyvista": "parse_log_pyvista",
+    "scikit-learn/scikit-learn": "parse_log_scikit",
+    "sphinx-doc/sphinx": "parse_log_sphinx",
+    "sqlfluff/sqlfluff": "parse_log_sqlfluff",
+    "sympy/sympy": "parse_log_sympy",
+}
+
+
+def instance(**changes: Any) -> Instance:
+    given: dict[str, Any] = {
+        "id": "pallets__flask-1",
+        "repo": "pallets/flask",
+        "base_commit": "0" * 40,
+        "problem_statement": "It breaks.",
+        "version": "2.3",
+        "patch": MODIFIED,
+        "test_patch": TESTS,
+        "fail_to_pass": ("tests/test_one.py::test_fix",),
+        "pass_to_pass": ("tests/test_one.py::test_old",),
+    }
+    return Instance(**{**given, **changes})
+
+
+@cache
+def swebench(module: str, major: int) -> ModuleType:
+    """A module of SWE-bench's package of a major version, from the folder where `make setup` puts it; skips without.
+
+    Its outer packages are empty here: what their `__init__` imports, such as Modal's client, is not installed.
+    """
+    root = Path(sys.prefix, "swebench", str(major))
+    if not root.is_dir():
+        pytest.skip(f"needs swebench {major}: make setup")
+    sys.modules.update(_swebench_modules[major])
+    sys.path.insert(0, str(root))
+    try:
+        return importlib.import_module(f"swebench.{module}")
+    finally:
+        sys.path.remove(str(root))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "swebench"]:
+            _swebench_modules[major][name] = sys.modules.pop(name)
+
+
+def _empty_packages(major: int) -> dict[str, ModuleType]:
+    packages = {name: ModuleType(name) for name in ("swebench", "swebench.harness", "swebench.harness.test_spec")}
+    for name, package in packages.items():
+        package.__path__ = [str(Path(sys.prefix, "swebench", str(major), *name.split(".")))]
+    return packages
+
+
+_swebench_modules = {major: _empty_packages(major) for major in (4, 5)}
+
+
+def django(id: str) -> Instance:
+    """An instance of Django whose image is built, in the user's own cache: only the first time takes minutes. Else skips."""
+    if not LITE.is_file():
+        pytest.skip("there is no swe_bench/lite_from_sdist.jsonl in the data folder")
+    if missing := debian.missing_tools():
+        pytest.skip(f"{', '.join(missing)} not found")
+    try:
+        interpreters.find("3.6")
+    except SandboxError as error:
+        pytest.skip(str(error))
+    found = next(one for one in read_instances(LITE) if one.id == id)
+    (made,) = images.build([found])
+    assert made.built is not None, made.error
+    return found
+
+
+def require(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Skip where a back end has no writable root here."""
+    if backend == "docker" and engine.unavailable():
+        pytest.skip("no Docker Engine")
+    if backend == "bubblewrap" and (os.getuid() or usable()):
+        pytest.skip(usable() or "bubblewrap mounts layers for root only")
+    monkeypatch.setenv(docker.UNLIMITED, "1")
+    return backend
