@@ -26,7 +26,7 @@ test: setup lint test-images
 	$(BIN)/python -m pytest $(ARGS)
 
 test-images: setup
-	$(BIN)/agentgym sandbox build python sql search || echo "make: tests that need these images will be skipped"
+	$(BIN)/agentgym sandbox build python sql search swe || echo "make: tests that need these images will be skipped"
 
 images: setup
 	$(BIN)/agentgym sandbox build

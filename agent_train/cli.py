@@ -2,16 +2,21 @@
 
 import argparse
 import contextlib
+import dataclasses
 import gc
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from agentgym import __version__
 
-USAGE = "agent-train {+env=NAME | mode=sft|dpo|rm data.train=FILE} [key=value ...] [--dry-run] [--list]"
+USAGE = (
+    "agent-train {+env=NAME | mode=sft|dpo|rm data.train=FILE | replay RUN step=N} [key=value ...] [--dry-run] [--list]"
+)
 HELP = """\
 Train a language-model agent in an environment by reinforcement learning, or a model on files.
 
@@ -22,30 +27,37 @@ Train a language-model agent in an environment by reinforcement learning, or a m
   agent-train +env=gsm8k --dry-run                         what would run, and every setting
   agent-train mode=sft data.train=FILE model.path=DIR      imitation; mode=dpo: preferences, mode=rm: a reward model
   agent-train trainer.resume=runs/NAME                     go on with a run that was stopped
+  agent-train replay runs/NAME step=12                     train a step of a run again and compare, without an engine
+  agent-train plan +env=gsm8k --model 4B --gpus 8,64       memory, link and time on so many GPUs
 
 A setting is a dotted key: trainer.steps=3, learner.lr=1e-4, trainer.seed=1. --dry-run prints them all.
 Exit code: 0 done, 1 failed while running, 2 refused before anything started.
 """
+COLLECT_AFTER = (50_000, 20, 100)  # thresholds of the garbage collector in a run
+T = TypeVar("T", int, float)
 
 
 class _TrainParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"agent-train: error: {message}\nusage: {USAGE}\n")
+        self.exit(2, f"agent-train: error: {message}\nusage: {self.usage}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, 2 if the settings are refused."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # for environments and functions of the user's own files, as `python -m` would find them
+    if words[:1] == ["plan"]:
+        return _plan(words[1:])
     parser = _TrainParser(
         "agent-train", usage=USAGE, description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     told = "+env=NAME, a choice such as engine=embedded, or a dotted key"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=told)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and all settings; start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run and all settings; start nothing")
     parser.add_argument("--list", action="store_true", help="print environments and other choices; start nothing")
     parser.add_argument("--version", action="version", version=f"agentgym {__version__}")
-    arguments = parser.parse_intermixed_args(argv)
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # for environments and functions of the user's own files, as `python -m` would find them
+    arguments = parser.parse_intermixed_args(words)
     with _ends_at_once():
         return _refuse_or_run(arguments)
 
@@ -62,6 +74,10 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
         if arguments.list:
             print(_choices())
             return 0
+        if arguments.settings[:1] == ["replay"]:
+            from agent_train.trainer.replay import replay
+
+            return replay(arguments.settings[1:])
         config = compose(arguments.settings)
         validate(config)
     except ConfigError as error:
@@ -69,17 +85,59 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
     for line in unusual(config):
         print(f"agent-train: warning: {line}", file=sys.stderr)
     if arguments.dry_run:
-        from agent_train.config.plan import as_text, documented, plan
+        from agent_train.config.dry_run import as_text, documented, what_runs
 
         with contextlib.suppress(BrokenPipeError):  # the reader of our output, `head` say, has left
-            print(f"Would run:\n{as_text(plan(config))}\n\nSettings:\n{documented(config)}", flush=True)
+            print(f"Would run:\n{as_text(what_runs(config))}\n\nSettings:\n{documented(config)}", flush=True)
         return 0
     gc.disable()  # collecting while a million objects are imported that all stay takes a second
     from agent_train.trainer.run import run
 
     gc.freeze()
     gc.enable()
+    # Thousands of episodes live long: at the defaults a third of a turn's CPU time is the collector's (benchmarks/generator.py).
+    gc.set_threshold(*COLLECT_AFTER)
     return run(config)
+
+
+def _plan(words: Sequence[str]) -> int:
+    """`agent-train plan`: print a table of what a run takes on many GPUs."""
+    try:
+        from agent_train.config.schema import ConfigError
+        from agent_train.plan.formulas import Assumptions
+        from agent_train.plan.table import scaling_table, sizes
+    except ModuleNotFoundError as error:
+        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
+    about = "Memory, link and time of a run on GPUs, by the formulas of docs/scaling.md. Starts nothing."
+    usage = "agent-train plan +env=NAME {--model SIZE | model.path=DIR} [--gpus N,...] [key=value ...]"
+    parser = _TrainParser("agent-train plan", usage=usage, description=about)
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="of the run, as `agent-train` takes them")
+    parser.add_argument("--model", choices=sizes(), help="a model of Qwen3 in place of model.path")
+    parser.add_argument("--gpus", default="8", type=_counts, metavar="N,...", help="numbers of GPUs (default: 8)")
+    for known in dataclasses.fields(Assumptions):
+        doc = f"{known.metadata['doc']} (default: {known.default:g})"
+        kind = partial(_positive, kind=type(known.default))
+        parser.add_argument(
+            f"--{known.name.replace('_', '-')}", default=known.default, type=kind, metavar="X", help=doc
+        )
+    arguments = vars(parser.parse_intermixed_args(words))
+    size, gpus, settings = (arguments.pop(name) for name in ("model", "gpus", "settings"))
+    try:
+        print(scaling_table(size, gpus, settings, Assumptions(**arguments)))
+    except ConfigError as error:
+        return _refuse(error.problems)
+    return 0
+
+
+def _counts(text: str) -> list[int]:
+    return [_positive(word, int) for word in text.split(",")]
+
+
+def _positive(text: str, kind: Callable[[str], T]) -> T:
+    with contextlib.suppress(ValueError):
+        if 0 < (number := kind(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {'whole ' if kind is int else ''}number")
 
 
 @contextlib.contextmanager

@@ -55,6 +55,49 @@ def test_learner(tmp_path):
     assert all(row["cpu_us_per_token"] > 0 and row["gradient_gap"] <= 1e-4 for row in rows)
 
 
+@pytest.mark.slow
+def test_asynchrony(tmp_path):
+    """It fails where a token is staler than the bound."""
+    options = ["--steps", "4", "--groups", "2", "--staleness", "0,2", "--out", "numbers.json"]
+    command = [sys.executable, str(BENCHMARKS / "asynchrony.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    assert [row["staleness"] for row in rows] == [0, 2]
+    assert rows[0]["mean_lag"] == 0 < rows[1]["mean_lag"]
+
+
+@pytest.mark.slow
+def test_generator(tmp_path):
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "generator.py"),
+        "--episodes",
+        "64",
+        "--rounds",
+        "1",
+        "--out",
+        "numbers.json",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    assert row["episodes"] == 64
+    assert row["wall"] > 0.4
+
+
+@pytest.mark.slow
+def test_weights(tmp_path):
+    """It fails where what arrives is not what was sent."""
+    options = ["--models", "tiny", "--rounds", "2", "--out", "numbers.json"]
+    command = [sys.executable, str(BENCHMARKS / "weights.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    assert [row["transport"] for row in rows] == ["collective", "disk", "delta"]
+    assert rows[2]["share"] < 0.2
+
+
 def test_curves_of_runs_that_are_there(tmp_path):
     """What two seeds of one recipe and one of another wrote, drawn and tabled; nothing is trained."""
     curves = {

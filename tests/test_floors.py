@@ -26,11 +26,12 @@ FLOORS = (
     ("agentgym.evaluate", "agentgym.viewer"),
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),
-    # Settings; what checks and composes them looks at all below the trainer.
-    ("agent_train.config.schema", "agent_train.config.extensions"),
+    # Settings, and what all parts write into; what checks and composes settings looks at all below the trainer.
+    ("agent_train.config.schema", "agent_train.config.extensions", "agent_train.report.timeline"),
     ("agent_train.algorithms", "agent_train.data"),
     ("agent_train.cluster", "agent_train.engine", "agent_train.learner", "agent_train.weights"),
     ("agent_train.config", "agent_train.report", "agent_train.rollout", "agent_train.trainer"),
+    ("agent_train.plan",),
     ("agent_train.cli",),
 )
 MOST_LINES, LONGEST_FUNCTION = 500, 60

@@ -30,7 +30,7 @@ def health(groups: Sequence[Group], entropy: float, n: int = 4) -> CollapseMetri
     """The diagnostics of a step with n-grams of `n` tokens; None where every trajectory failed."""
 
     def sampled_ids(trajectory: Trajectory) -> tuple[int, ...]:
-        return tuple(token for turn in trajectory.turns if turn.tokens for token in turn.tokens.completion_ids)
+        return tuple(token for call in trajectory.calls() if call.tokens for token in call.tokens.completion_ids)
 
     played = [[t for t in group.trajectories if not t.failed] for group in groups]
     ids = [[sampled_ids(t) for t in group] for group in played]

@@ -9,7 +9,7 @@ Legend: T tokens of one packed micro-batch.
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -78,9 +78,10 @@ class PolicyLoss:
 
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back."""
-        loss_T = self(inputs)
-        (grad_T,) = torch.autograd.grad(loss_T.sum(), inputs.logprobs_T, retain_graph=True)
-        return loss_T, (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+        # Not through the model: FSDP would take that for the backward pass, and gather the weights once more.
+        apart_T = inputs.logprobs_T.detach().requires_grad_()
+        (grad_T,) = torch.autograd.grad(self(replace(inputs, logprobs_T=apart_T)).sum(), apart_T)
+        return self(inputs), (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
 
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:

@@ -16,7 +16,7 @@ from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, rewa
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, OverlongConfig
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.trajectory import Group, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,19 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
 
 
 def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
-    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty."""
+    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty.
+
+    A summary is a turn of reward 0.
+    """
     shaping = algorithm.reward_shaping
     given = [turn.reward for turn in trajectory.turns] if shaping is None else reward_shaping.load(shaping)(trajectory)
-    sampled = [len(turn.tokens.completion_ids) if turn.tokens else 0 for turn in trajectory.turns]
     shaped = [float(reward) for reward in given]
-    if len(shaped) != len(sampled) or not all(math.isfinite(reward) for reward in shaped):
-        raise ValueError(f"reward shaping returns {shaped}, not a finite number for each of {len(sampled)} turns")
-    rewards = fold_silent_turns(shaped, sampled)
+    if len(shaped) != len(trajectory.turns) or not all(math.isfinite(reward) for reward in shaped):
+        turns = len(trajectory.turns)
+        raise ValueError(f"reward shaping returns {shaped}, not a finite number for each of {turns} turns")
+    left, calls = iter(shaped), trajectory.calls()
+    of_calls = [next(left) if isinstance(call, Turn) else 0.0 for call in calls]
+    rewards = fold_silent_turns(of_calls, [len(call.tokens.completion_ids) if call.tokens else 0 for call in calls])
     rewards[-1] += penalty(trajectory, algorithm.overlong)
     return rewards
 

@@ -29,7 +29,7 @@ from agent_train.algorithms.prime import prime_advantages, process_rewards
 from agent_train.algorithms.turn_rewards import gigpo_advantages, state_key, turn_advantages
 from agent_train.config import extensions
 from agent_train.data.samples import TrainingSample
-from agentgym.core.trajectory import Trajectory
+from agentgym.core.trajectory import Summary, Trajectory
 
 
 def with_advantages(inputs: AdvantageInputs, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
@@ -121,12 +121,17 @@ def gigpo_advantage(inputs: AdvantageInputs) -> Tensor:
 
 def _states(trajectory: Trajectory) -> list[str]:
     """The key of the state before each turn that sampled: `info["state"]` of the `reset` or `step` before, else what the agent was shown."""
-    own = [trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)]
-    return [
-        state_key(turn.observation if state is None else [{"state": state}])
-        for turn, state in zip(trajectory.turns, own, strict=False)
-        if turn.tokens and turn.tokens.completion_ids
-    ]
+    own = iter([trajectory.metadata.get("state"), *(turn.info.get("state") for turn in trajectory.turns)])
+    found = []
+    for number, call in enumerate(trajectory.calls()):
+        if isinstance(call, Summary):
+            key = f"{trajectory.id}, summary {number}"  # a state like no other
+        else:
+            state = next(own)
+            key = state_key(call.observation if state is None else [{"state": state}])
+        if call.tokens and call.tokens.completion_ids:
+            found.append(key)
+    return found
 
 
 def reinforce_pp_advantage(inputs: AdvantageInputs) -> Tensor:

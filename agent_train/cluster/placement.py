@@ -4,7 +4,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,18 @@ class PlacementError(RuntimeError):
     """Ray does not start, or the cluster has no room for the workers of the environments, or they do not start."""
 
 
-def gpu_share(gpus: int, engine: str) -> float:
+COLOCATED_SHARE = 0.1  # of a device, as Ray counts: what a colocated server takes of the bundle of the ranks beside it
+
+
+def gpu_share(gpus: int, engine: str, placement: str = "own") -> float:
     """GPUs of one learner rank and, times its tensor parallelism, of one vLLM server: 1, or a half each of an only GPU.
 
-    On several GPUs two ranks with halves could meet on the same one, which NCCL refuses.
+    On several GPUs two ranks with halves could meet on the same one, which NCCL refuses. With `engine.placement=colocated`
+    each has the whole GPU while the other has given its memory back.
     """
     if not gpus:
         return 0.0
-    return 0.5 if gpus == 1 and engine == "vllm" else 1.0
+    return 0.5 if gpus == 1 and engine == "vllm" and placement == "own" else 1.0
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,20 @@ class Room:
 def rank_room(config: Config, gpus: int) -> Room:
     """The resources of a rank: a whole device, or with `learner.placement=shared` its part of one that all roles share.
 
-    Without a GPU the roles share a CPU for each rank: they work one after another.
+    A colocated server takes a part of each device too. Without a GPU the roles share a CPU for each rank: they work one
+    after another.
     """
-    device, parts = gpu_share(gpus, config.engine.name), len(roles_of(config))
-    if config.learner.placement == "own" or parts == 1:
+    device, parts = gpu_share(gpus, config.engine.name, config.engine.placement), len(roles_of(config))
+    beside = COLOCATED_SHARE if gpus and config.engine.placement == "colocated" else 0.0
+    if not beside and (config.learner.placement == "own" or parts == 1):
         return Room(device, 1.0)
     # Ray counts in ten thousandths, and the parts may not add up to more than the whole.
-    share = math.floor(10_000 / parts) / 10_000
     bundle = {"GPU": device, "CPU": 1.0} if gpus else None
-    return Room(math.floor(device * share * 10_000) / 10_000, share, bundle)
+    return Room(_floored((device - beside) / parts), _floored(1 / parts), bundle)
+
+
+def _floored(share: float) -> float:
+    return math.floor(round(share * 10_000, 6)) / 10_000
 
 
 def learner_devices(config: Config) -> int:
@@ -57,9 +66,19 @@ def learner_devices(config: Config) -> int:
 
 
 def gpus_needed(config: Config) -> int:
-    """GPUs that learner ranks and vLLM servers take when none is shared. The embedded engine shares with rank 0."""
-    serves = config.engine.name == "vllm" and config.mode == "rl"
+    """GPUs that learner ranks and vLLM servers take. The embedded engine shares with rank 0, colocated servers with ranks."""
+    serves = config.engine.name == "vllm" and config.mode == "rl" and config.engine.placement == "own"
     return learner_devices(config) + serves * config.engine.replicas * config.engine.tensor_parallel
+
+
+def ranks_that_fit(config: Config, resources: Mapping[str, float]) -> int:
+    """The largest number of ranks up to `learner.workers` for which a cluster has room, in whole replicas; all if there is none."""
+    learner = config.learner
+    gpus, devices = int(resources.get("GPU", 0)), learner_devices(config)
+    room = gpus - (gpus_needed(config) - devices) if gpus else int(resources.get("CPU", 0))
+    replica = learner.sequence_parallel * learner.tensor_parallel
+    fitting = min(learner.workers, room * learner.workers // devices) // replica * replica
+    return fitting if fitting > 0 else learner.workers
 
 
 def own_ray_cpus(config: Config) -> int:

@@ -23,17 +23,22 @@ from typing import Any
 
 import psutil
 
+from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.schema import first_line
 
 MAX_TEMP_PATH = 24
+_SAME_TOKEN = (
+    "set RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN, or for a cluster without tokens RAY_AUTH_MODE=disabled"
+)
 REAP_SECONDS = 5.0
+REMOVE_SECONDS = 50.0
 _SIGNAL_SECONDS = 0.05
 _POLL_SECONDS = 0.1
 
 
 async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
-    """Start Ray with this number of CPUs, or connect to a cluster; it ends with the stack. PlacementError if it does not start.
+    """Start Ray with this number of CPUs, or connect to a cluster; it ends with the stack. PlacementError or LostError if it does not start.
 
     Ray cannot be stopped while it starts: if cancelled, this waits until it has started.
     """
@@ -59,7 +64,11 @@ async def start_ray(cpus: int, stack: AsyncExitStack) -> None:
         _take_signals_back()
     if error := starting.exception():
         where = f"at RAY_ADDRESS={address}" if address else "on this machine"
-        raise PlacementError(f"Ray {where} did not start: {type(error).__name__}: {first_line(error)}") from error
+        remedy = f"; {_SAME_TOKEN}" if address and "InvalidAuthToken" in str(error.__cause__) else ""
+        # One of the run's own waits 30 s for itself, which a busy machine may take longer for.
+        raise (PlacementError if address else LostError)(
+            f"Ray {where} did not start: {type(error).__name__}: {first_line(error)}{remedy}"
+        ) from error
 
 
 def _take_signals_back() -> None:
@@ -112,7 +121,11 @@ def _reap(folder: str) -> None:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(_POLL_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    # Others of the run have their temporary files there too: a server that is still ending may write one more.
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_POLL_SECONDS)
 
 
 def _of_ray(folder: str) -> Iterator[psutil.Process]:

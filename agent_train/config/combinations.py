@@ -1,14 +1,17 @@
 """Checks combinations of settings. Each problem is one line: the key, the reason, and what to do. Nothing here imports torch."""
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agent_train.cluster.placement import visible_gpus
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
 from agent_train.config.model_folder import is_tiny
-from agent_train.config.schema import Config
+from agent_train.config.schema import EXTERNAL, Config
 from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
+from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.service.client.address import is_url
 
@@ -37,6 +40,11 @@ def wrong_combinations(config: Config) -> Iterator[str]:
     yield from _wrong_rewards(config)
     yield from _wrong_roles(config)
     yield from _wrong_teacher(config)
+    if min(config.trainer.dump, default=1) < 1:
+        yield f"trainer.dump={config.trainer.dump}: steps are numbered from 1"
+    yield from _wrong_pools(config)
+    yield from _wrong_memory(config)
+    yield from _wrong_servers(config)
 
 
 def _wrong_loss(config: Config) -> Iterator[str]:
@@ -75,6 +83,33 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
         yield f"algorithm.group_size={algorithm.group_size}: advantage {advantage.name} compares the episodes of a group, so it needs at least 2"
     if chosen.name != "none":
         yield f"algorithm.filter.name={chosen.name}: groups of one episode never differ: set algorithm.group_size to 2 or more"
+
+
+def _wrong_pools(config: Config) -> Iterator[str]:
+    pools = config.pools
+    for band, weight in pools.weights.items():
+        if band not in BANDS:
+            yield f"pools.weights.{band}={weight:g}: no such band: take {', '.join(BANDS)}"
+        elif not 0 <= weight < math.inf:
+            yield f"pools.weights.{band}={weight:g}: must be a number of 0 or more"
+    if not any(pools.weights.values()):
+        yield "pools.weights: all are 0: at least one band must be drawn from"
+    if pools.hard > pools.easy:
+        yield f"pools.hard={pools.hard:g}: must be at most pools.easy={pools.easy:g}"
+
+
+def _wrong_memory(config: Config) -> Iterator[str]:
+    memory, context = config.memory, config.engine.max_model_len
+    if memory.name != "summary":
+        return
+    written = config.sampling.max_tokens + memory.tokens
+    if memory.room is not None and memory.room < written:
+        yield f"memory.room={memory.room}: must be at least the {written} tokens of an answer and a summary (sampling.max_tokens, memory.tokens), with some for the request"
+    if (memory.room or written) >= context:
+        key = f"memory.tokens={memory.tokens}" if memory.room is None else f"memory.room={memory.room}"
+        yield f"{key}: leaves nothing of engine.max_model_len={context} to the conversation: lower it, or raise engine.max_model_len"
+    if config.reward_model.path is not None:
+        yield f"reward_model.path={config.reward_model.path}: would judge an episode by what follows its last summary: leave it out, or set memory.name=none"
 
 
 def _wrong_rewards(config: Config) -> Iterator[str]:
@@ -123,6 +158,43 @@ def _wrong_teacher(config: Config) -> Iterator[str]:
         yield f"teacher.url={teacher.url}: is no URL: write http://HOST:PORT"
 
 
+def _wrong_servers(config: Config) -> Iterator[str]:
+    """What an engine that others run cannot do."""
+    engine = config.engine
+    if engine.name not in EXTERNAL:
+        return
+    if not engine.urls:
+        yield f"engine.name={engine.name}: names no server: set engine.urls=[http://HOST:PORT]"
+    if config.model.path is None:
+        yield f"model.path: is missing: the servers of engine.name={engine.name} have a model already: name its folder"
+    for url in engine.urls:
+        if why := _why_no_server(url):
+            yield f"engine.urls: {why}"
+    if len({url.rstrip("/").removesuffix("/v1") for url in engine.urls}) < len(engine.urls):
+        yield f"engine.urls=[{','.join(engine.urls)}]: names a server twice: leave one of the two out"
+    for key in ("replicas", "tensor_parallel"):
+        if (value := getattr(engine, key)) != 1:
+            yield f"engine.{key}={value}: the servers of engine.urls were started by others: leave it out"
+    if engine.weights != "disk":
+        yield f"engine.weights={engine.weights}: servers that others run read all weights from the run folder: set engine.weights=disk, as engine={engine.name} does"
+    if engine.name == "sglang" and config.sampling.temperature != 1:
+        yield f"sampling.temperature={config.sampling.temperature:g}: whether SGLang's log-probabilities are those before or after the temperature depends on how the server was started (SGLANG_RETURN_ORIGINAL_LOGPROB), and it does not tell: set sampling.temperature=1"
+
+
+def _why_no_server(url: str) -> str:
+    """Why a text is no server's URL; "" if it is one."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"{url!r} is no URL: {error}"
+    if parts.username or parts.password:
+        return f"{host} comes with a secret, which the run folder would keep: put the key into ENGINE_API_KEY"
+    if not is_url(url) or not host or parts.query or parts.fragment or parts.path.rstrip("/") not in ("", "/v1"):
+        return f"{url!r} is no URL of a server: write http://HOST:PORT"
+    return ""
+
+
 def wrong_files(config: Config) -> Iterator[str]:
     """Problems of the settings of a mode that learns from files, which are read whole."""
     data = config.data
@@ -149,6 +221,24 @@ def _wrong_role_folders(config: Config) -> Iterator[str]:
             yield f"{role}.path={path}: no model folder: there is no config.json in it"
 
 
+def wrong_colocation(config: Config) -> Iterator[str]:
+    """Problems of `engine.placement=colocated`, whose servers and ranks take turns on the same devices."""
+    engine, learner = config.engine, config.learner
+    if engine.placement != "colocated":
+        return
+    told = "engine.placement=colocated"
+    if config.trainer.staleness:
+        yield f"{told}: servers sleep while the learner learns, and trainer.staleness={config.trainer.staleness} has them sample meanwhile: set trainer.staleness=0"
+    if engine.tensor_parallel > 1:
+        yield f"{told}: each server has one device of the learner's: set engine.tensor_parallel=1 and raise engine.replicas"
+    if engine.replicas > learner.workers:
+        yield f"{told}: engine.replicas={engine.replicas} servers need a device each, and the learner has learner.workers={learner.workers}"
+    if learner.placement == "own" and len(roles_of(config)) > 1:
+        yield f"{told}: each rank shares its device with all roles and a server: set learner.placement=shared"
+    if visible_gpus() and not learner.offload:
+        yield f"{told}: the learner's weights would stay on the GPUs while servers sample: set learner.offload=true"
+
+
 def wrong_learner(config: Config) -> Iterator[str]:
     """Problems of parallelism, adapters and optimizer, in all modes."""
     learner = config.learner
@@ -163,6 +253,8 @@ def wrong_learner(config: Config) -> Iterator[str]:
         yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym-toolkit[lora]', or set lora.rank=0"
     if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
         yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
+    if config.lora.rank and config.engine.weights != "collective" and config.engine.name not in EXTERNAL:
+        yield f"engine.weights={config.engine.weights}: vLLM gets the adapters of lora.rank={config.lora.rank} as files in any case: leave it out"
     if learner.optimizer == "adamw8bit" and importlib.util.find_spec("torchao") is None:
         yield "learner.optimizer=adamw8bit: torchao is not installed: pip install torchao, or take learner.optimizer=adamw"
 
@@ -183,6 +275,9 @@ def unusual(config: Config) -> Iterator[str]:
     most = config.sampling.max_tokens
     if not tiny and most < SHORT:
         yield f"sampling.max_tokens={most}: short for an instruct model, whose answers are cut off there; 1,024 is usual"
+    proximal, correction = config.algorithm.proximal, config.algorithm.correction.name
+    if config.trainer.staleness and proximal != "behaviour" and correction is None:
+        yield f"trainer.staleness={config.trainer.staleness}: nothing corrects for the older weights that sampled; algorithm.proximal=behaviour is usual, which clips against them"
     if tiny and most > LONG:
         yield f"sampling.max_tokens={most}: long for a tiny model, which knows no language: set model.path=DIR, or lower it"
 

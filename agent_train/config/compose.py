@@ -22,17 +22,19 @@ from agent_train.config.schema import MODES, Config, ConfigError, default_config
 from agentgym.core.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
-FREE_KEYS = ("env.kwargs.", "algorithm.loss_settings.")
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list[str]: "a list, as in [A,B]"}
+FREE_KEYS = ("env.kwargs.", "algorithm.loss_settings.", "pools.weights.")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KINDS |= {list[str]: "a list, as in [A,B]", list[int]: "a list, as in [12,20]"}
 
 
-def compose(overrides: Sequence[str]) -> Config:
+def compose(overrides: Sequence[str], gpu: bool | None = None) -> Config:
     """The settings that a command line asks for, not yet validated.
 
     It has `+env=NAME` or `env=NAME` (a file of `configs/env`, a registered id or "pkg.mod:Class"), choices of other groups such as
     `engine=embedded`, and dotted keys such as `trainer.steps=3`. A mode that learns from files takes no environment. With
     `trainer.resume=FOLDER` and no choice at all, other settings are those of that run. ConfigError for an unknown key, choice or
-    environment, or a value of the wrong type; it names the nearest valid one.
+    environment, or a value of the wrong type; it names the nearest valid one. Defaults are those of a machine with a GPU or
+    without one; `gpu` None: of this machine.
     """
     groups: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -64,7 +66,8 @@ def compose(overrides: Sequence[str]) -> Config:
     chosen += _env_overrides(env) if env else []
     if groups.get("model") == "tiny" and env in choices("tiny"):
         chosen.append(f"tiny={env}")
-    defaults = default_config(mode, visible_gpus() > 0, context_of(folder) if folder else None)
+    has_gpu = visible_gpus() > 0 if gpu is None else gpu
+    defaults = default_config(mode, has_gpu, context_of(folder) if folder else None)
     ConfigStore.instance().store(name="schema", node=defaults)
     with _explained(), initialize_config_dir(str(config_folder()), version_base="1.3"):
         config: Any = OmegaConf.to_object(hydra_compose("config", [*chosen, *values.values()]))

@@ -48,16 +48,32 @@ corrections = ExtensionPoint(
 )
 reward_shaping = ExtensionPoint("reward shaping", "agentgym.reward_shaping", {})
 rollouts = ExtensionPoint("rollout", "agentgym.rollouts", {"episode": "agentgym.rollout.episode:run_episode"})
-# Called as `await start(config.engine, model_dir, logs, dtype=, seed=, adapter_rank=, deterministic=, on_progress=)`.
+# Called as `await start(config.engine, model_dir, logs, dtype=, seed=, adapter_rank=, deterministic=, timeline=, on_progress=)`.
 engines = ExtensionPoint(
     "engine",
     "agentgym.engines",
     {
         "vllm": "agent_train.engine.vllm:VllmEngine.start",
         "embedded": "agent_train.engine.embedded:EmbeddedEngine.start",
+        "openai": "agent_train.engine.external:OpenAIEngine.start",
+        "sglang": "agent_train.engine.external:SglangEngine.start",
     },
 )
-trackers = ExtensionPoint("tracker", "agentgym.trackers", {})
+# Each called as `track = start(run_folder)`, and then `track(record)`.
+trackers = ExtensionPoint(
+    "tracker",
+    "agentgym.trackers",
+    {name: f"agent_train.report.trackers:{name}" for name in ("tensorboard", "wandb", "mlflow", "opentelemetry")},
+)
+TRACKER_PACKAGES = {
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+    "opentelemetry": (
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    ),
+}
 
 POINTS = {
     point.group.removeprefix("agentgym."): point

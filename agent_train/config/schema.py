@@ -52,34 +52,32 @@ REAL = "(-inf, inf)"
 LEVELS = "group batch none"
 KL_IN_LOSS = "algorithm.kl.place=loss"
 OFFLINE = "mode=sft|dpo|rm"
+EXTERNAL = ("openai", "sglang")  # engines that others run
+SUMMARY = "memory.name=summary"
 DISTILL = "algorithm.advantage.name=distill"
 
 
 @dataclass
 class EnvConfig:
-    id: str = setting("frozen_lake", "the environment; the same as `+env=`")
-    url: list[str] = setting([], "servers of a [served](#environments-on-other-machines) environment; empty: made here")
+    id: str = setting("frozen_lake", "the same as `+env=`")
+    url: list[str] = setting([], "servers of a [served](#environments-on-other-machines) environment")
     kwargs: dict[str, Any] = setting({}, "arguments of the environment: `env.kwargs.size=6`")
     train_split: str = setting("train", "tasks to train on")
-    test_split: str = setting("test", "held-out tasks, for evaluation only")
-    step_timeout: float = setting(60.0, "seconds for one `step`")
+    test_split: str = setting("test", "held-out tasks, for evaluation")
+    step_timeout: float = setting(0.0, "seconds for one `step`; 0: what the environment says, at least 60", bounds=ZERO)
     placement: str = setting(
-        "local",
-        "local: environments run beside the trainer; ray: [spread over a Ray cluster](#environments-over-a-ray-cluster)",
-        choices="local ray",
+        "local", "ray: [over a Ray cluster](#environments-over-a-ray-cluster)", choices="local ray"
     )
-    workers: int = setting(
-        0, "servers of them; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray"
-    )
-    cpus: float = setting(1.0, "CPUs of each of these servers")
-    rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
+    workers: int = setting(0, "of its servers; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray")
+    cpus: float = setting(1.0, "of each of them")
+    rollout: str = setting("episode", "plays one episode", extensions="rollouts")
 
 
 @dataclass
 class TinyConfig:
     hidden: int = setting(128, "width of the tiny model")
     layers: int = setting(4, "its layers")
-    heads: int = setting(4, "its attention heads; hidden / heads must be a head size of vLLM")
+    heads: int = setting(4, "its attention heads; hidden / heads is a head size of vLLM")
     intermediate: int = setting(384, "width of its feed-forward layers")
     vocab: int = setting(512, "upper limit of its vocabulary")
 
@@ -89,7 +87,7 @@ class ModelConfig:
     path: str | None = setting(None, "Hugging Face folder; null builds the tiny model")
     dtype: str = setting(
         "float32",
-        "type of the computation and of the engine's weights; the trainer's weights and optimizer states stay float32",
+        "of computation and engine; the trainer's weights and optimizer stay float32",
         choices="float32 bfloat16 float16",
         on_gpu="bfloat16",
     )
@@ -99,12 +97,28 @@ class ModelConfig:
 @dataclass
 class EngineConfig:
     name: str = setting("vllm", "the engine; the same as `engine=`", extensions="engines")
+    urls: list[str] = setting(
+        [],
+        "servers of [an engine that others run](#engines-that-others-run): `engine.urls=[http://HOST:8000]`",
+        needs=f"engine.name={'|'.join(EXTERNAL)}",
+    )
     replicas: int = setting(1, "vLLM servers")
     tensor_parallel: int = setting(1, "devices of one server")
     max_model_len: int = setting(
         8192, 'tokens of prompt and answer; longer episodes end with "context"', share_of_context=1.0
     )
-    max_concurrent: int = setting(64, "concurrent requests to one server; times the replicas, concurrent episodes")
+    max_concurrent: int = setting(64, "concurrent requests to one server; times the servers, concurrent episodes")
+    adaptive: bool = setting(
+        False,
+        "begin with a quarter of these episodes, and let the servers' [load](#concurrency) decide how many run",
+        needs="engine.name=vllm",
+    )
+    placement: str = setting(
+        "own",
+        "own: servers have GPUs of their own; colocated: they [share](#colocated-servers) the learner's",
+        choices="own colocated",
+        needs="engine.name=vllm",
+    )
     batch_wait: float = setting(
         10.0,
         "seconds that a batch of the embedded engine waits for an episode in a long step; with `trainer.deterministic` it "
@@ -112,110 +126,136 @@ class EngineConfig:
     )
     port: int = setting(0, "of the first server, the next ones follow; 0 takes free ones", bounds="[0, 65535]")
     kv_cache_bytes: int = setting(4 << 30, "key-value cache of a CPU server")
+    weights: str = setting(
+        "collective",
+        "how new weights reach the engine, see [how weights travel](#how-weights-travel)",
+        choices="collective disk delta",
+        needs=f"engine.name={'|'.join(('vllm', *EXTERNAL))}",
+    )
+    keep_cache: bool = setting(
+        False,
+        "requests that a weight update interrupts keep their old keys and values; they are computed again otherwise",
+        needs="engine.name=vllm",
+    )
     gpu_memory_utilization: float = setting(0.85, "share of a GPU's memory that a server takes", bounds="(0, 1]")
     start_timeout: float = setting(300.0, "seconds until a server must answer")
     request_timeout: float = setting(120.0, "seconds for one answer")
 
+    @property
+    def servers(self) -> int:
+        """Servers that it has, of the run's own or of others."""
+        return len(self.urls) or self.replicas
+
 
 @dataclass
 class SamplingConfig:
-    temperature: float = setting(1.0, "divides the logits, in the engine and in the trainer")
-    max_tokens: int = setting(1024, "limit of one answer, in tokens", share_of_context=0.5)
+    temperature: float = setting(1.0, "divides the logits")
+    max_tokens: int = setting(1024, "tokens of one answer", share_of_context=0.5)
+
+
+@dataclass
+class MemoryConfig:
+    name: str = setting(
+        "none",
+        "what happens when an episode [fills the context](#long-episodes): none ends it",
+        choices="none summary",
+        needs="mode=rl",
+    )
+    tokens: int = setting(1024, "of one summary, at most", needs=SUMMARY)
+    room: int | None = setting(
+        None,
+        "a prompt that leaves fewer tokens is summarised; null: what an answer, the request and a summary take",
+        needs=SUMMARY,
+    )
+    summaries: int = setting(8, "of one episode, at most", needs=SUMMARY)
 
 
 @dataclass
 class AdvantageConfig:
-    name: str = setting("group", "see [advantages](algorithms.md#advantages)", extensions="advantages")
+    name: str = setting("group", "[advantage](algorithms.md#advantages)", extensions="advantages")
     mean_level: str = setting("group", "of group: scope of the baseline", choices=LEVELS)
     std_level: str = setting("group", "of group: scope of the divisor; turn and gigpo take none too", choices=LEVELS)
     std: str = setting("sample", "standard deviation with n-1 or with n", choices="sample population")
     eps: float = setting(1.0e-6, "added to the standard deviation", bounds=ZERO)
     gamma: float = setting(1.0, "discount per sampled token", bounds=UNIT)
     lam: float = setting(1.0, "lambda of GAE per sampled token", bounds=UNIT)
-    lam_alpha: float | None = setting(None, "replaces lambda by the length-adaptive 1 - 1 / (alpha length)")
-    value_lam: float | None = setting(None, "lambda of the critic's targets; null: the same", bounds=UNIT)
+    lam_alpha: float | None = setting(None, "lambda is 1 - 1 / (alpha length)")
+    value_lam: float | None = setting(None, "lambda of the critic's targets; null: `lam`", bounds=UNIT)
     turn_gamma: float = setting(0.95, "discount per turn, of bilevel_gae and gigpo", bounds=UNIT)
-    turn_lam: float | None = setting(None, "lambda per turn, of bilevel_gae; null: that of tokens", bounds=UNIT)
-    step_weight: float = setting(1.0, "weight of gigpo's step advantages beside its episode advantages", bounds=ZERO)
+    turn_lam: float | None = setting(None, "lambda per turn, of bilevel_gae; null: `lam`", bounds=UNIT)
+    step_weight: float = setting(1.0, "weight of gigpo's step advantages", bounds=ZERO)
     prime_beta: float = setting(0.05, "scale of prime's process rewards")
-    whiten: bool = setting(False, "normalize the advantages of a step to mean 0 and spread 1 over its sampled tokens")
+    whiten: bool = setting(False, "normalize over a step's sampled tokens")
 
 
 @dataclass
 class CorrectionConfig:
     name: str | None = setting(
-        None,
-        "importance weights for the gap between engine and trainer; see [corrections](algorithms.md#corrections)",
-        extensions="corrections",
+        None, "[weights](algorithms.md#corrections) for the gap between engine and trainer", extensions="corrections"
     )
     cap: float | None = setting(None, "the largest weight", needs="algorithm.correction.name")
     low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
     high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
     drift: float | None = setting(
-        None, "drop samples with a negative advantage that drifted by more nats a token", bounds=ZERO
+        None, "drops samples with a negative advantage that drifted by more nats a token", bounds=ZERO
     )
 
 
 @dataclass
 class KlConfig:
-    coef: float = setting(0.0, "pull towards the reference policy; 0: none, and no reference is loaded", bounds=ZERO)
+    coef: float = setting(0.0, "pull towards the reference policy; 0: none is loaded", bounds=ZERO)
     place: str = setting("loss", "where the KL is added", choices="loss reward")
-    value: str = setting("k3", "estimator of the number", choices="k1 k2 k3 abs")
+    value: str = setting("k3", "[estimator](algorithms.md#kl) of the number", choices="k1 k2 k3 abs")
     gradient: str | None = setting(
-        None, "the one that is differentiated; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
+        None, "the [differentiated](algorithms.md#kl) one; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
     )
-    importance: str = setting("none", "effect of the off-policy ratio", choices="none detached full", needs=KL_IN_LOSS)
+    importance: str = setting(
+        "none", "effect of the [off-policy ratio](algorithms.md#kl)", choices="none detached full", needs=KL_IN_LOSS
+    )
     max_value: float | None = setting(None, "upper limit of the estimate", needs=KL_IN_LOSS)
-    target: float | None = setting(
-        None, "nats a token to which `coef` adapts; null: it is fixed", needs="algorithm.kl.coef"
-    )
-    horizon: int = setting(10000, "episodes over which it moves by at most a fifth")
+    target: float | None = setting(None, "nats a token to which `coef` adapts", needs="algorithm.kl.coef")
+    horizon: int = setting(10000, "episodes in which it moves by at most a fifth")
 
 
 @dataclass
 class OverlongConfig:
-    length: int | None = setting(None, "sampled tokens of an episode above which the penalty is whole; null: none")
-    buffer: int = setting(0, "tokens before that in which it grows", bounds=ZERO, needs="algorithm.overlong.length")
+    length: int | None = setting(None, "sampled tokens of an episode with the whole penalty")
+    buffer: int = setting(0, "tokens in which it grows up to that", bounds=ZERO, needs="algorithm.overlong.length")
     factor: float = setting(1.0, "the largest penalty", bounds=ZERO)
     mask: bool = setting(False, "leave truncated episodes out of the loss")
-    baseline: bool = setting(True, "count truncated episodes in their group's baseline, masked or not")
+    baseline: bool = setting(True, "count truncated episodes in their group's baseline")
 
 
 @dataclass
 class FilterConfig:
     name: str = setting(
-        "none",
-        "which groups of a step are trained on; see [filters](algorithms.md#filters-and-lengths)",
-        extensions="filters",
+        "none", "[which groups](algorithms.md#filters-and-lengths) of a step are trained on", extensions="filters"
     )
     share: float = setting(0.25, "of the groups (uncertain), or of the spread of rewards (top_p)", bounds="(0, 1]")
-    rounds: int = setting(
-        1, "most rollouts of a step, to replace groups without spread", needs="algorithm.filter.name=spread"
-    )
+    rounds: int = setting(1, "most rollouts of a step", needs="algorithm.filter.name=spread")
 
 
 @dataclass
 class AlgorithmConfig:
-    name: str = setting("grpo", "of the recipe, for people; see [algorithms](algorithms.md#recipes)")
-    group_size: int = setting(8, "episodes of one task in a step; comparisons within a group need at least 2")
-    updates_per_step: int = setting(1, "optimizer steps per training step, each on its part of the episodes")
-    loss: str = setting("ppo", "policy loss; see [losses](algorithms.md#losses)", extensions="losses")
+    name: str = setting("grpo", "of the [recipe](algorithms.md#recipes), for people")
+    group_size: int = setting(8, "episodes of one task in a step")
+    updates_per_step: int = setting(1, "optimizer steps per training step")
+    loss: str = setting("ppo", "[policy loss](algorithms.md#losses)", extensions="losses")
     loss_settings: dict[str, Any] = setting({}, "its settings: `algorithm.loss_settings.clip_high=0.28`")
     reduction: str = setting(
         "token-mean",
-        "weight of a token in the loss",
+        "[weight of a token](algorithms.md#reductions) in the loss",
         choices="token-mean seq-mean-token-mean seq-mean-token-sum constant prompt-mean trajectory-mean",
     )
     reduction_length: float | None = setting(None, "divides a trajectory's sum", needs="algorithm.reduction=constant")
     proximal: str = setting(
         "recomputed",
-        "denominator of the loss's ratio: the trainer's policy at the start of the step, interpolated, or behaviour (the "
-        "engine's)",
+        "[denominator](algorithms.md#corrections) of the loss's ratio",
         choices="recomputed interpolated behaviour",
     )
     entropy_coef: float = setting(0.0, "bonus for entropy", bounds=REAL)
     reward_shaping: str | None = setting(
-        None, "function that changes the turn rewards before the advantages", extensions="reward_shaping"
+        None, "changes the turn rewards before the advantages", extensions="reward_shaping"
     )
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -227,24 +267,22 @@ class AlgorithmConfig:
 @dataclass
 class LearnerConfig:
     workers: int = setting(2, "FSDP2 ranks; one GPU each where there are any")
-    tensor_parallel: int = setting(1, "ranks that share the layers of one replica; divides `learner.workers`")
-    sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch; divides `learner.workers`")
+    tensor_parallel: int = setting(1, "ranks that share the layers of one replica")
+    sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch")
     lr: float = setting(1.0e-6, "learning rate", bounds=ZERO, by_mode={"sft": 1.0e-5, "dpo": 5.0e-7, "rm": 1.0e-5})
     warmup_steps: int = setting(2, "optimizer steps of linear warm-up", bounds=ZERO)
-    schedule: str = setting(
-        "constant", "linear falls to 1/N at the last of N steps; warm-up comes on top", choices="constant linear"
-    )
+    schedule: str = setting("constant", "linear falls to 1/N at the last of N steps", choices="constant linear")
     optimizer: str = setting("adamw", "adamw8bit needs torchao", choices="adamw adamw8bit")
-    weight_decay: float = setting(0.0, "AdamW's, of matrices (adapters too), not of norms and biases", bounds=ZERO)
+    weight_decay: float = setting(0.0, "AdamW's, of matrices only", bounds=ZERO)
     beta1: float = setting(0.9, "AdamW's", bounds="[0, 1)")
     beta2: float = setting(0.95, "AdamW's", bounds="[0, 1)")
-    max_grad_norm: float = setting(1.0, "the gradient is scaled down to this norm")
-    microbatch_tokens: int = setting(4096, "limit of tokens of one forward pass; bounds memory, not the result")
+    max_grad_norm: float = setting(1.0, "largest norm of the gradient")
+    microbatch_tokens: int = setting(4096, "tokens of one forward pass")
     shared_prefix: bool = setting(False, "compute the prompt of a group once")
-    head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time; bounds memory, not the result")
-    vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time, as above; 0: all", bounds=ZERO)
+    head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time")
+    vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time; 0: all", bounds=ZERO)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass", on_gpu=True)
-    offload: bool = setting(False, "keep parameters and optimizer in host memory between uses")
+    offload: bool = setting(False, "parameters and optimizer are in host memory between uses")
     compile: bool = setting(False, "compile the blocks")
     placement: str = setting("shared", "shared: roles share each device; own: each has its own", choices="shared own")
     timeout: float = setting(600.0, "seconds for one call of the ranks")
@@ -252,7 +290,7 @@ class LearnerConfig:
 
 @dataclass
 class LoraConfig:
-    rank: int = setting(0, "rank of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
+    rank: int = setting(0, "of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
     alpha: float = setting(32.0, "their scale is alpha / rank")
     targets: list[str] = setting(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "the layers that get one"
@@ -261,17 +299,17 @@ class LoraConfig:
 
 @dataclass
 class ReferenceConfig:
-    path: str | None = setting(None, "the reference policy; null: the policy as the run starts")
+    path: str | None = setting(None, "null: the policy as the run starts")
 
 
 @dataclass
 class RewardModelConfig:
-    path: str | None = setting(None, "its score is added to the last turn's reward; null: none")
+    path: str | None = setting(None, "its score is added to the last turn's reward")
 
 
 @dataclass
 class TeacherConfig:
-    path: str | None = setting(None, "the teacher of distillation: a model folder", needs=DISTILL)
+    path: str | None = setting(None, "of distillation: a model folder", needs=DISTILL)
     url: str | None = setting(None, "or a vLLM endpoint", needs=DISTILL)
     model: str = setting("", "the endpoint's name for it; empty: its only model")
     coef: float = setting(1.0, "weight of a nat of difference to the teacher")
@@ -279,37 +317,30 @@ class TeacherConfig:
 
 @dataclass
 class CriticConfig:
-    path: str | None = setting(
-        None,
-        "start of the critic and of prime's reward model; null: the policy as the run starts, with a new value head",
-    )
+    path: str | None = setting(None, "null: the policy as the run starts, with a new value head")
     lr: float = setting(1.0e-5, "its learning rate", bounds=ZERO)
     warmup_steps: int = setting(0, "its warm-up", bounds=ZERO)
-    clip: float | None = setting(None, "how far a value may move from that of the rollout; null: no bound")
-    alone_steps: int = setting(0, "first training steps in which the critic learns alone", bounds=ZERO)
+    clip: float | None = setting(None, "how far a value may move from the rollout's")
+    alone_steps: int = setting(0, "first training steps, in which it learns alone", bounds=ZERO)
 
 
 @dataclass
 class SftConfig:
     episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO, needs="mode=rl")
-    mistakes: float = setting(
-        0.3, "share of random actions, which are learned too: more make a weaker start", bounds=UNIT
-    )
+    mistakes: float = setting(0.3, "share of random actions, which are learned too", bounds=UNIT)
     epochs: int = setting(1, "passes over the samples")
-    batch_rows: int = setting(64, "samples of one step of the warm start")
-    lr: float = setting(1.0e-5, "its learning rate, falling linearly to 1/N of it at the last of N steps", bounds=ZERO)
+    batch_rows: int = setting(64, "samples of one step")
+    lr: float = setting(1.0e-5, "its learning rate, which falls linearly", bounds=ZERO)
 
 
 @dataclass
 class DataConfig:
-    train: str | None = setting(
-        None, "data of the [modes](#modes): a file (JSON Lines, Parquet) or a run folder", needs=OFFLINE
-    )
-    test: str | None = setting(None, "the same, held out: measured as evaluations of mode=rl are", needs=OFFLINE)
+    train: str | None = setting(None, "[file](#modes) or run folder", needs=OFFLINE)
+    test: str | None = setting(None, "the same, held out", needs=OFFLINE)
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
     max_tokens: int | None = setting(
-        None, "longer examples are left out; null: what the model cannot read", bounds="[2, inf)"
+        None, "longer examples are left out; null: what the model reads", bounds="[2, inf)"
     )
     min_reward: float | None = setting(None, "episodes with less are not imitated; kto dislikes them", bounds=REAL)
     loss: str = setting("dpo", "loss of mode=dpo", choices="dpo ipo kto", needs="mode=dpo")
@@ -318,19 +349,42 @@ class DataConfig:
 
 @dataclass
 class TrainerConfig:
-    name: str | None = setting(None, "of the run folder; null makes one from environment, algorithm and time")
+    name: str | None = setting(None, "of the run folder; null: environment, algorithm and time")
     runs_dir: str = setting("runs", "parent of the run folders")
     steps: int = setting(50, "training steps")
-    groups_per_step: int = setting(16, "tasks of one step; times `algorithm.group_size`, its episodes")
-    seed: int = setting(0, "of everything that is drawn", bounds=ZERO)
-    eval_every: int = setting(10, "steps between evaluations; others come before the first step and after the last")
-    eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once, always with the same seeds")
-    save_every: int = setting(10, "steps between checkpoints; others come before the first step and after the last")
-    keep_checkpoints: int = setting(3, "newest checkpoints that stay on disk")
-    resume: str = setting("auto", "auto: go on with a run of that name; never: refuse it; or the folder to go on with")
-    deterministic: bool = setting(False, "refuse operations whose result may differ from run to run")
-    record: str | None = setting(None, "a further file for the run's result, besides `result.json`", needs="mode=rl")
-    trackers: list[str] = setting([], "receive every record of `metrics.jsonl` as well", extensions="trackers")
+    groups_per_step: int = setting(16, "tasks of one step")
+    staleness: int = setting(0, "versions that rollouts may [run ahead](#asynchrony) of training", bounds=ZERO)
+    seed: int = setting(0, "of all draws", bounds=ZERO)
+    eval_every: int = setting(10, "steps between evaluations; also at the begin and the end")
+    eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once")
+    save_every: int = setting(10, "steps between checkpoints; also at the begin and the end")
+    keep_checkpoints: int = setting(3, "newest ones that stay")
+    dump: list[int] = setting(
+        [], "steps to [replay](#replay-a-step): the checkpoint before each stays", needs="mode=rl"
+    )
+    resume: str = setting("auto", "auto: go on with a run of that name; never: refuse it; or a folder")
+    restarts: int = setting(3, "times in a row that a run may [go back](#when-a-part-fails)", bounds=ZERO)
+    deterministic: bool = setting(False, "refuse operations whose result may differ")
+    record: str | None = setting(None, "a further file for the run's result", needs="mode=rl")
+    trackers: list[str] = setting([], "[trackers](#trackers) of every record of `metrics.jsonl`", extensions="trackers")
+
+
+@dataclass
+class PoolsConfig:
+    groups: int = setting(
+        0,
+        "last groups that make a task's [solve rate](#the-tasks-of-a-step); 0: no pools",
+        bounds=ZERO,
+        needs="mode=rl",
+    )
+    weights: dict[str, float] = setting(
+        {"unseen": 4.0, "unsolved": 1.0, "hard": 4.0, "medium": 4.0, "easy": 2.0, "solved": 1.0},
+        "how often each band is drawn from",
+        needs="pools.groups",
+    )
+    hard: float = setting(0.25, "tasks with a lower solve rate are hard", bounds=UNIT, needs="pools.groups")
+    easy: float = setting(0.75, "tasks with a higher one are easy", bounds=UNIT, needs="pools.groups")
+    revisit: int = setting(50, "steps until a retired task comes back", needs="pools.groups")
 
 
 MODES = ("rl", "sft", "dpo", "rm")
@@ -338,18 +392,13 @@ MODES = ("rl", "sft", "dpo", "rm")
 
 @dataclass
 class Config:
-    mode: str = setting(
-        "rl", "rl plays episodes; sft, dpo and rm learn from files, see [modes](#modes)", choices=" ".join(MODES)
-    )
-    sandbox: str = setting(
-        "auto",
-        "where environments with a [sandbox](sandboxes.md) run an agent's programs; auto: `AGENTGYM_SANDBOX`, or docker if an "
-        "engine has the image. `env.kwargs.sandbox` comes first",
-    )
+    mode: str = setting("rl", "rl plays episodes; sft, dpo and rm learn from [files](#modes)", choices=" ".join(MODES))
+    sandbox: str = setting("auto", "[back end](sandboxes.md#choose-a-back-end); `env.kwargs.sandbox` comes first")
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -359,6 +408,7 @@ class Config:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    pools: PoolsConfig = field(default_factory=PoolsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
 

@@ -8,7 +8,6 @@ from agent_train.config.extensions import POINTS
 from agent_train.config.schema import Setting, settings
 
 BEGIN, END = "<!-- settings: made from agent_train/config/schema.py -->", "<!-- end of settings -->"
-POSITIVE = "(0, inf)"
 
 
 def with_table(page: str) -> str:
@@ -38,18 +37,17 @@ def _text(value: Any) -> str:
 
 def _what(said: Setting) -> str:
     parts = [said.doc]
+    linked = "](algorithms.md" in said.doc  # that page has the names
+    names = POINTS[said.extensions].shipped if said.extensions else said.choices
+    if names and not linked and not all(name is None or name in said.doc for name in names):
+        parts.append(", ".join(name or "null" for name in names))
     if said.extensions:
-        names = ", ".join(POINTS[said.extensions].shipped)
-        parts.append(f"{names}, or `package.module:function`" if names else "`package.module:function`")
-    elif said.choices and not all(name is None or name in said.doc for name in said.choices):
-        parts.append(", ".join(name or "null" for name in said.choices))
-    if said.bounds != POSITIVE and "inf" not in said.bounds:
-        parts.append(f"in {said.bounds}")
+        parts.append("or `package.module:function`" if names else "`package.module:function`")
     if said.needs:
         parts.append(f"needs `{said.needs.replace('|', ' or ')}`")
     if said.share_of_context:
         share = "what" if said.share_of_context == 1 else "half of what"
-        parts.append(f"the default is at most {share} the model reads")
+        parts.append(f"at most {share} the model reads")
     return "; ".join(parts)
 
 

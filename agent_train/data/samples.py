@@ -52,12 +52,13 @@ def samples_of(
     """Split a trajectory into samples by the prefix rule.
 
     A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins
-    the next sample. `rewards` are those of each turn with sampled tokens; other turns add nothing. Raises ValueError
+    the next sample. A summary is such a turn, and the turn after it begins a sample. `rewards` are those of each turn
+    with sampled tokens; other turns add nothing. Raises ValueError
     for tokens that do not fit together, or too few or many rewards.
     """
     found: list[TrainingSample] = []
     left = iter(rewards or [])
-    for number, turn in enumerate(trajectory.turns):
+    for number, turn in enumerate(trajectory.calls()):
         tokens = turn.tokens
         if tokens is None or not tokens.completion_ids:
             continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from agent_train.cluster.lost import LostError
 
 if TYPE_CHECKING:
     from agent_train.weights.sync import TensorInfo, WeightAddress
@@ -36,8 +39,20 @@ class Completion:
     finish_reason: str
 
 
+@dataclass(frozen=True)
+class Load:
+    """A replica's own report: requests that wait in it, and the used share of its key-value cache, 0 to 1."""
+
+    waiting: int
+    cache: float
+
+
 class EngineError(RuntimeError):
     """The engine failed: it did not start, died, or did not answer in time. Names which one and where its log is."""
+
+
+class EngineLostError(EngineError, LostError):
+    """A part of the engine was killed or does not answer, and none took its place."""
 
 
 class Engine:
@@ -48,12 +63,21 @@ class Engine:
     """
 
     max_model_len: int  # longest prompt and completion together, in tokens
-    receivers: int = 1  # ranks of a weight group that it takes
     version: int = 0  # of its weights
     live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
         """Sample one completion. All turns of an `episode` go to the replica that has their prefix."""
+        raise NotImplementedError
+
+    @property
+    def receivers(self) -> int:
+        """Ranks of a weight group that it takes."""
+        return 1
+
+    @property
+    def connected(self) -> bool:
+        """True if all of them are in a weight group."""
         raise NotImplementedError
 
     async def connect_weights(self, address: WeightAddress) -> None:
@@ -63,9 +87,24 @@ class Engine:
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         """Receive and load the tensors that the sender broadcasts meanwhile, then raise the version; the checksum of each.
 
-        If that fails, the engine refuses to generate, because its weights are mixed.
+        If that fails, nothing is generated, because its weights are mixed, until a later load succeeds.
         """
         raise NotImplementedError
+
+    async def stale(self) -> None:
+        """Return when a part that replaced a dead one waits for weights."""
+        await asyncio.Event().wait()
+
+    async def losses(self) -> int:
+        """Look at its parts; how many have died so far and were replaced. After one more, weights can be sent again."""
+        return 0
+
+    async def loads(self) -> list[Load]:
+        """The load of each replica that answers and tells it."""
+        return []
+
+    async def sleep(self) -> None:
+        """Give the device's memory back until weights are received again. Call it while nothing is asked."""
 
     async def live(self) -> None:
         """Raise EngineError if the engine cannot answer any more."""

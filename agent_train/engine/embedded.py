@@ -6,6 +6,7 @@ batch starts when every session waits, so that equal seeds give equal batches an
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.decoding import Request, decode
+from agent_train.report.timeline import Timeline
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
 
@@ -69,6 +71,7 @@ class EmbeddedEngine(Engine):
         self._timer: asyncio.Handle | None = None
         self._group: WeightGroup | None = None
         self._closed: str | None = None
+        self._timeline = Timeline()
 
     @classmethod
     async def start(
@@ -79,10 +82,11 @@ class EmbeddedEngine(Engine):
         *,
         dtype: str,
         deterministic: bool,
+        timeline: Timeline | None = None,
         **_: object,
     ) -> "EmbeddedEngine":
         """Load the model. In a deterministic run a batch waits for every session. It writes no logs."""
-        return await asyncio.to_thread(
+        engine = await asyncio.to_thread(
             cls,
             model_dir,
             config.max_model_len,
@@ -91,6 +95,8 @@ class EmbeddedEngine(Engine):
             batch_wait=None if deterministic else config.batch_wait,
             request_timeout=config.request_timeout,
         )
+        engine._timeline = timeline or engine._timeline
+        return engine
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
         """With a seed a completion depends on nothing but weights, prompt and sampling, up to rounding."""
@@ -116,13 +122,20 @@ class EmbeddedEngine(Engine):
         if self._waiting:  # the others may now all be waiting
             self._consider()
 
+    @property
+    def connected(self) -> bool:
+        return self._group is not None and self._group.process_group is not None
+
     async def connect_weights(self, address: WeightAddress) -> None:
         if self._group is not None:
             self._group.close()
-        self._group = await self._in_thread(lambda: make_group(address, address.rank_offset, self._device))
+        self._group = await self._in_thread(
+            lambda: make_group(address, address.rank_offset, self._device), "joins the weight group"
+        )
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        sums: dict[str, int] = await self._in_thread(lambda: self._load(manifest, version))
+        loads = f"loads version {version}"
+        sums: dict[str, int] = await self._in_thread(lambda: self._load(manifest, version), loads)
         return sums
 
     async def live(self) -> None:
@@ -167,7 +180,9 @@ class EmbeddedEngine(Engine):
                 part = waiting[start : start + self._max_concurrent]
                 for each in part:
                     each.begun.set()
-                completions = await self._in_thread(lambda given=part: decode(self.model, given, self.version))
+                completions = await self._in_thread(
+                    lambda given=part: decode(self.model, given, self.version), f"{len(part)} prompts"
+                )
                 for each, completion in zip(part, completions, strict=True):
                     if not each.answer.done():
                         each.answer.set_result(completion)
@@ -186,21 +201,36 @@ class EmbeddedEngine(Engine):
             left_out = f"{len(missing)} parameters of the model, first {missing[0]!r}"
             raise WeightTransferError(f"the sender leaves out {left_out}")
         sums: dict[str, int] = {}
-        self._closed = "its weights were not loaded whole"
-        with torch.no_grad():
-            for name, tensor in receive_buckets(self._group, manifest):
-                sums[name] = checksum(tensor)
-                if name in parameters:
-                    parameters[name].copy_(tensor)
-        self.version, self._closed = version, None
+        try:
+            with torch.no_grad():
+                for name, tensor in receive_buckets(self._group, manifest):
+                    sums[name] = checksum(tensor)
+                    if name in parameters:
+                        parameters[name].copy_(tensor)
+        except BaseException:
+            self._closed = "its weights were not loaded whole"
+            raise
+        self.version = version
         return sums
 
-    async def _in_thread(self, call: Any) -> Any:
+    async def _in_thread(self, call: Any, what: str) -> Any:
+        """Call in the one thread that uses the model, so an answer and a load wait for each other. `what` names it in the timeline."""
+        begun = 0.0
+
+        def open_call() -> Any:
+            nonlocal begun
+            self._check_open()
+            begun = time.monotonic()
+            return call()
+
         self._check_open()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, open_call)
         except WeightTransferError as error:
             raise EngineError(f"embedded engine: {error}") from error
+        finally:
+            if begun:
+                self._timeline.add(("engine", 0), what, begun)
 
     def _check_open(self) -> None:
         if self._closed:

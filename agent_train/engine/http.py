@@ -10,13 +10,26 @@ from agent_train.engine.base import EngineError
 ATTEMPTS = 3
 
 
+class Refused(ValueError):
+    """The server answered with a status 4xx."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
 class ServerFailed(EngineError):
-    """The server answered with status 5xx, closed the connection or cannot be reached: it may be dead."""
+    """The server answered with a status 5xx, closed the connection or cannot be reached (status 0): it may be dead."""
+
+    def __init__(self, message: str, status: int = 0):
+        super().__init__(message)
+        self.status = status
 
 
-def open_client() -> aiohttp.ClientSession:
-    """A session without a limit of connections. It drops an idle connection before vLLM does, after 5 s."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
+def open_client(key: str = "") -> aiohttp.ClientSession:
+    """A session without a limit of connections that brings a key. It drops an idle connection before vLLM does, after 5 s."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3), headers=headers)
 
 
 async def post(
@@ -32,19 +45,35 @@ async def post(
     """POST and return the JSON answer.
 
     A server can close a connection just as it is used again, so a broken one is retried: `attempts=1` for what may not be sent twice.
-    ValueError if the server refuses (4xx), ServerFailed if it fails (5xx) or there is no connection after a few attempts, EngineError
+    Refused if the server refuses (4xx), ServerFailed if it fails (5xx) or there is no connection after a few attempts, EngineError
     without an answer in `seconds`.
     """
-    url = base_url + path
+    return await _send(client, "POST", base_url + path, body, seconds, what, attempts)
+
+
+async def ask(client: aiohttp.ClientSession, base_url: str, path: str, seconds: float, what: str) -> Any:
+    """GET and return the JSON answer, None where it is no JSON. Raises as `post`."""
+    return await _send(client, "GET", base_url + path, None, seconds, what, ATTEMPTS)
+
+
+async def _send(
+    client: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: Mapping[str, Any] | None,
+    seconds: float,
+    what: str,
+    attempts: int,
+) -> Any:
     timeout = aiohttp.ClientTimeout(total=seconds)
     for attempt in range(1, attempts + 1):
         try:
-            async with client.post(url, json=body, timeout=timeout) as response:
+            async with client.request(method, url, json=body, timeout=timeout) as response:
                 if response.status == 200:
                     return await response.json() if response.content_type == "application/json" else None
                 text = (await response.text())[:500]
-                failure = ValueError if 400 <= response.status < 500 else ServerFailed
-                raise failure(f"{what}: {url} answered {response.status}: {text}")
+                failure = Refused if 400 <= response.status < 500 else ServerFailed
+                raise failure(f"{what}: {url} answered {response.status}: {text}", response.status)
         except TimeoutError as error:
             raise EngineError(f"{what}: {url} did not answer within {seconds:g} s") from error
         except aiohttp.ClientError as error:
@@ -55,8 +84,13 @@ async def post(
 
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:
     """True if GET /health answers 200 in time."""
+    return await get(client, base_url + "/health", seconds) is not None
+
+
+async def get(client: aiohttp.ClientSession, url: str, seconds: float) -> str | None:
+    """The text of an answer with status 200 in time, else None."""
     try:
-        async with client.get(base_url + "/health", timeout=aiohttp.ClientTimeout(total=seconds)) as response:
-            return response.status == 200
+        async with client.get(url, timeout=aiohttp.ClientTimeout(total=seconds)) as response:
+            return await response.text() if response.status == 200 else None
     except (TimeoutError, aiohttp.ClientError):
-        return False
+        return None

@@ -6,6 +6,7 @@ A teacher that is a model folder is a frozen role of the learner.
 import asyncio
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ class Teacher:
 
     @classmethod
     async def connect(cls, config: Config, policy_dir: str | Path) -> "Teacher":
-        """Reach the endpoint and check that it means the same by each id as the policy."""
-        teacher = cls(config, open_client())
+        """Reach the endpoint, with the key in `TEACHER_API_KEY`, and check that it means the same by each id as the policy."""
+        teacher = cls(config, open_client(os.environ.get("TEACHER_API_KEY", "")))
         try:
             await teacher._check_vocabulary(await asyncio.to_thread(tokenizer_of, policy_dir))
         except BaseException:

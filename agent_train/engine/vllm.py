@@ -1,107 +1,65 @@
-"""vLLM as the engine: servers in Ray actors, token ids in and out over HTTP, weights by a collective.
+"""vLLM as the engine: servers in Ray actors, token ids in and out over HTTP, weights by a collective or by files.
 
 Requests go to `/inference/v1/generate`, which speaks token ids only and says which weight version sampled each token.
 """
 
 import asyncio
 import itertools
-import logging
 import os
+import re
+import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_train.cluster.placement import gpu_share
+from agent_train.cluster.placement import COLOCATED_SHARE, gpu_share
 from agent_train.config.schema import EngineConfig
-from agent_train.engine.base import Completion, Engine, EngineError, Sampling
-from agent_train.engine.http import ServerFailed, healthy, open_client, post
+from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Load, Sampling
+from agent_train.engine.http import get, open_client, post
+from agent_train.engine.servers import SERVES, STALE, Progress, Router, Server, Servers
+from agent_train.report.timeline import Timeline
 from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
-from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer, check_vllm
+from agentgym.processes.vllm_server import VllmOptions, check_vllm
 
-Progress = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
 CONNECT_SECONDS = 150.0
 LOAD_SECONDS = 600.0
 MODEL_NAME = "policy"
 WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its workers know to die with it
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
-_POLL_SECONDS = 0.25
-_REMEMBERED = 4096  # episodes
-_ACTOR_SECONDS = 60.0
+_RPC_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
-_DYING_SECONDS = 3.0
-
-log = logging.getLogger(__name__)
-
-
-class Router:
-    """Picks among `size` replicas, numbered from 0. Who is done with a picked one lowers its `in_flight`; `dead` ones are left out."""
-
-    def __init__(self, size: int):
-        self.in_flight = [0] * size
-        self.dead: dict[int, str] = {}
-        self._homes: OrderedDict[str, int] = OrderedDict()
-
-    def pick(self, episode: str | None = None) -> int:
-        """A living replica: where `episode` was before if it is named, else the least busy. EngineError if none lives."""
-        living = [number for number in range(len(self.in_flight)) if number not in self.dead]
-        if not living:
-            raise EngineError("; ".join(self.dead.values()) or "the engine has no replica")
-        home = self._homes.get(episode) if episode is not None else None
-        number = home if home in living else min(living, key=lambda each: self.in_flight[each])
-        if episode is not None:
-            self._homes[episode] = number
-            self._homes.move_to_end(episode)
-            if len(self._homes) > _REMEMBERED:
-                self._homes.popitem(last=False)
-        self.in_flight[number] += 1
-        return number
-
-
-@dataclass
-class Replica:
-    """One server: its Ray actor, and where it answers."""
-
-    actor: Any
-    options: VllmOptions
-    url: str = ""
-
-    async def call(self, method: str, seconds: float = _ACTOR_SECONDS) -> Any:
-        """Call a method of the actor's `VllmServer`. Raises EngineError if it fails, is gone or takes too long."""
-        import ray
-
-        actor = f"the Ray actor of the vLLM server at {self.url or 'no port yet'}"
-        try:
-            async with asyncio.timeout(seconds):
-                return await getattr(self.actor, method).remote()
-        except ray.exceptions.RayTaskError as error:
-            raise EngineError(str(error.cause if isinstance(error.cause, ServingError) else error)) from error
-        except ray.exceptions.RayError as error:
-            raise EngineError(f"{actor} is gone: {error}") from error
-        except TimeoutError as error:
-            raise EngineError(f"{actor} did not answer {method} within {seconds:g} s") from error
-
-    def obituary(self, state: ServerState) -> str:
-        return f"the vLLM server at {self.url} has exited with code {state.exit_code}; log: {self.options.log}\n{state.tail}"
+_WAITING, _CACHE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+_GAUGE = re.compile(rf"^({_WAITING}|{_CACHE})\{{.*\}} (\S+)$", re.MULTILINE)
 
 
 class VllmEngine(Engine):
-    """One or more vLLM servers that hold the same weights. Make it with `VllmEngine.start`."""
+    """One or more vLLM servers that hold the same weights. Make it with `VllmEngine.start`.
 
-    def __init__(self, replicas: list[Replica], config: EngineConfig):
-        self.replicas = replicas
+    A server that dies or hangs is started again, and takes part from the next load of weights on.
+    """
+
+    def __init__(self, servers: Servers, config: EngineConfig, key: str, adapter_rank: int = 0):
+        self.servers = servers
         self.max_model_len = config.max_model_len
-        self.receivers = config.replicas * config.tensor_parallel
+        self.key = key
         self._config = config
-        self._router = Router(len(replicas))
-        self._client = open_client()
+        self._router = Router(config.replicas)
+        self._serving = asyncio.Event()  # cleared while weights are loaded
+        self._serving.set()
+        self._idle = asyncio.Event()  # set when the last request in flight has ended
         self._broken: str | None = None
+        self._group: list[Server] = []  # whose workers are in the weight group, or have fetched weights
         self._adapter: str | None = None
         self._adapters = itertools.count(1)
+        self._asleep = False
+        # Level 2 drops the weights. Adapters come without the others, which level 1 keeps in host memory.
+        self._sleep_level = 1 if adapter_rank else 2
 
     @classmethod
     async def start(
@@ -111,183 +69,284 @@ class VllmEngine(Engine):
         logs: str | Path,
         *,
         on_progress: Progress | None = None,
+        adapter_rank: int = 0,
         deterministic: bool = False,
+        timeline: Timeline | None = None,
+        bundles: "PlacementGroup | None" = None,
         **more: Any,
     ) -> "VllmEngine":
         """Start `config.replicas` servers and return when all answer; Ray must run. vLLM promises nothing `deterministic`.
 
-        `logs` gets `vllm-0.log`, `vllm-1.log` ...; `on_progress` is called several times a second with the servers' last log line
-        and the seconds since the start. EngineError, with the last lines of its log, if a server cannot start, exits or is late.
+        Server i takes a part of bundle i, if there are `bundles`. `logs` gets `vllm-0.log`, `vllm-1.log` ...; `on_progress` is
+        called several times a second with the servers' last log line and the seconds since the start. EngineError, with the
+        last lines of its log, if a server cannot start, exits or is late.
         """
         import ray
 
         if problem := check_vllm():
             raise EngineError(f"{problem}; or use engine=embedded")
-        share = gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm")
-        actor_class = ray.remote(num_cpus=0, num_gpus=config.tensor_parallel * share)(VllmServer)
-        replicas = []
-        for number in range(config.replicas):
-            options = server_options(model_dir, logs, config, number=number, gpu_share=share, **more)
-            replicas.append(Replica(actor_class.remote(options), options))
-        engine = cls(replicas, config)
+        key = secrets.token_urlsafe(32)
+        share = gpu_share(int(ray.cluster_resources().get("GPU", 0)), "vllm", config.placement)
+        given = {"gpu_share": share, "key": key, "adapter_rank": adapter_rank, **more}
+        options = [server_options(model_dir, logs, config, number=n, **given) for n in range(config.replicas)]
+        held = [server_room(config, share, number, bundles) for number in range(config.replicas)]
+        servers = Servers(options, held, config.start_timeout, open_client(key), timeline or Timeline())
+        engine = cls(servers, config, key, adapter_rank)
         try:
-            for replica in replicas:
-                replica.url = await replica.call("launch")
-            await asyncio.gather(*(engine._ready(replica, on_progress) for replica in replicas))
-            await engine._set_version(0)
+            await engine.servers.start(on_progress)
+            await engine._set_version(range(config.replicas), 0)
+            engine.servers.serve(range(config.replicas))
+            if config.adaptive and not await engine.loads():
+                raise EngineError("engine.adaptive=true: this vLLM tells no load at /metrics: leave it out")
         except BaseException:
             await engine.close()
             raise
         return engine
 
+    @property
+    def receivers(self) -> int:
+        return len(self.servers.numbers(SERVES, STALE)) * self._config.tensor_parallel
+
+    @property
+    def connected(self) -> bool:
+        present = [self.servers.all[number] for number in self.servers.numbers(SERVES, STALE)]
+        return bool(present) and self._group == present
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
         self.check_request(prompt_ids, sampling)
-        body = _request_body(prompt_ids, sampling)
-        if self._adapter is not None:
-            body["model"] = self._adapter
+        body, seconds = _request_body(prompt_ids, sampling), self._config.request_timeout
         while True:
-            self._check_whole()
-            router, seconds = self._router, self._config.request_timeout
-            number = router.pick(episode)
+            serving = await self.servers.some(SERVES)
+            if not self._serving.is_set():
+                await self._serving.wait()
+                continue
+            if self._broken:
+                raise EngineError(f"the vLLM engine cannot be used any more: {self._broken}")
+            if self._adapter is not None:
+                body["model"] = self._adapter
+            if self._config.keep_cache:
+                body["cache_salt"] = f"version {self.version}"  # nobody else reads keys and values of this version
+            router, number = self._router, self._router.pick(serving, episode)
+            self._count(number)
             try:
                 answer = await self._post(number, "/inference/v1/generate", body, seconds, "generate")
                 return _completion(answer["choices"][0])
-            except ServerFailed as error:
-                await self._examine(number, error)
+            except EngineError as error:
+                await self.servers.examine(number, error)
             finally:
                 router.in_flight[number] -= 1
+                self._count(number)
+                if not any(router.in_flight):
+                    self._idle.set()
+
+    def _count(self, number: int) -> None:
+        self.servers.timeline.count(("engine", number), "requests", self._router.in_flight[number])
 
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel
+        # One that came back since the address was made is in the next group.
+        present = self.servers.numbers(SERVES, STALE)[: (address.world_size - address.rank_offset) // step]
         group = [address.host, address.port, address.world_size]
-        ranks = [[*group, address.rank_offset + number * step] for number in range(len(self.replicas))]
-        joining = (self._rpc(n, "connect_weights", own, CONNECT_SECONDS) for n, own in enumerate(ranks))
+        servers = [self.servers.all[number] for number in present]
+        ranks = ([*group, address.rank_offset + place * step] for place in range(len(present)))
+        joining = (
+            self._rpc(n, "connect_weights", own, CONNECT_SECONDS) for n, own in zip(present, ranks, strict=False)
+        )
         await asyncio.gather(*joining)
+        self._group = servers
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        async with self._loading(f"weights of version {version} were not loaded whole", version):
-            return await self._checksums("receive_weights", manifest_to_json(manifest), LOAD_SECONDS, version)
+        return await self._load("receive_weights", manifest_to_json(manifest), version)
+
+    async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
+        """Have every worker read a folder of `save_weights`, to load it next; the checksums that each found.
+
+        None are found where the folder changes weights that a worker does not hold. What serves is left as it is.
+        """
+        present = await self.servers.some(SERVES, STALE)
+        self._group = [self.servers.all[number] for number in present]
+        arguments = [os.fspath(folder), self._keeps]
+        try:
+            answers = await asyncio.gather(*(self._rpc(n, "fetch_weights", arguments, LOAD_SECONDS) for n in present))
+        except EngineError:
+            await self.servers.find_lost(hangs=True)
+            raise
+        return [worker for workers in answers for worker in workers]
+
+    async def load_fetched(self, version: int) -> dict[str, int]:
+        """Load what the workers have fetched; as `receive_weights`."""
+        return await self._load("load_fetched", self._keeps, version)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._config.weights == "delta"
+
+    async def _load(self, method: str, argument: Any, version: int) -> dict[str, int]:
+        """Load new weights into the servers of the group by a method of their workers; the checksum of each tensor."""
+        members = [n for n in self.servers.numbers(SERVES, STALE) if self.servers.all[n] in self._group]
+        if not members:
+            raise EngineLostError("every vLLM server that takes new weights died")
+        async with self._loading(members, f"weights of version {version} were not loaded whole", version) as present:
+            try:
+                return await self._checksums(present, method, argument, LOAD_SECONDS, version)
+            except EngineError:
+                self._group = []  # which those that failed have left
+                raise
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
         """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; the checksum of each tensor."""
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
-        async with self._loading(f"the adapter of version {version} was not loaded everywhere", version):
-            sums = await self._checksums("adapter_checksums", path, _ACTOR_SECONDS, version)
+        unfinished = f"the adapter of version {version} was not loaded everywhere"
+        able = await self.servers.some(SERVES, STALE)
+        async with self._loading(able, unfinished, version, in_flight="end") as present:
+            had = self.servers.numbers(SERVES)
+            sums = await self._checksums(present, "adapter_checksums", path, _RPC_SECONDS, version)
             # A new name each time: vLLM would read an adapter that is loaded in place of another again at every step.
             body = {"lora_name": name, "lora_path": path}
-            await self._on_all("/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
+            await self._on_all(present, "/v1/load_lora_adapter", body, LOAD_SECONDS, "loading the adapter")
             if before is not None:
                 body = {"lora_name": before}
-                await self._on_all("/v1/unload_lora_adapter", body, _ACTOR_SECONDS, "dropping an adapter")
+                await self._on_all(had, "/v1/unload_lora_adapter", body, _RPC_SECONDS, "dropping an adapter")
             self._adapter = name
             return sums
 
     @asynccontextmanager
-    async def _loading(self, unfinished: str, version: int) -> AsyncIterator[None]:
-        """Refuse to generate until the block has loaded a version everywhere; then clear the caches and raise the version."""
-        self._check_whole()
+    async def _loading(
+        self, present: list[int], unfinished: str, version: int, in_flight: str = "go on"
+    ) -> AsyncIterator[list[int]]:
+        """Let the block load a version into the servers given, while nothing is generated; then clear caches and raise the version.
+
+        New requests wait here, since servers that pause one after another would answer some of them with old weights. Those in
+        flight stand still and "go on" with the new weights, or are waited for to "end": they name their adapter. After an error
+        nothing is generated until a later load has succeeded, if a server was lost, else never.
+        """
+        lost, begun = self.servers.losses, time.monotonic()
+        self._serving.clear()
         self._broken = unfinished
-        yield
+        paused = any(self._router.in_flight) and in_flight == "go on"
+        try:
+            if self._asleep:
+                await self._on_all(present, "/wake_up?tags=weights", None, LOAD_SECONDS, "waking up")
+            if paused:
+                await self._on_all(present, "/pause?mode=keep&clear_cache=false", None, _RPC_SECONDS, "pausing")
+            elif any(self._router.in_flight):
+                await self._until_idle()
+            yield present
+            if self._asleep:
+                await self._on_all(present, "/wake_up?tags=kv_cache", None, LOAD_SECONDS, "waking up")
+            if not (paused and self._config.keep_cache):
+                await self._clear_caches(present)
+            await self._set_version(present, version)
+            await self._on_all(present, "/resume", None, _RPC_SECONDS, "going on")
+            self._broken, self._asleep = None, False
+            self.servers.serve(present)
+        finally:
+            for number in present:
+                self.servers.timeline.add(("engine", number), f"loads version {version}", begun)
+            if self._broken is None or await self.servers.find_lost(hangs=True) == lost:
+                self._serving.set()
+
+    async def _until_idle(self) -> None:
+        seconds = self._config.request_timeout
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError as error:
+            raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
+
+    async def _clear_caches(self, present: Sequence[int]) -> None:
         # Requests in flight are begun again: what is in their cache is of the old weights.
         path = "/reset_prefix_cache?reset_running_requests=true"
-        answers = await self._on_all(path, None, _ACTOR_SECONDS, "clearing the prefix cache")
-        for replica, answer in zip(self.replicas, answers, strict=True):
+        answers = await self._on_all(present, path, None, _RPC_SECONDS, "clearing the prefix cache")
+        for number, answer in zip(present, answers, strict=True):
             if not answer["success"]:
-                raise EngineError(f"{replica.url} did not clear its prefix cache: old weights would answer")
-        await self._set_version(version)
-        self._broken = None
+                raise EngineError(
+                    f"{self.servers.all[number].url} did not clear its prefix cache: old weights would answer"
+                )
 
-    def _check_whole(self) -> None:
-        if self._broken:
-            raise EngineError(f"the vLLM engine cannot be used any more: {self._broken}")
-
-    async def _checksums(self, method: str, argument: str, seconds: float, version: int) -> dict[str, int]:
+    async def _checksums(
+        self, present: Sequence[int], method: str, argument: Any, seconds: float, version: int
+    ) -> dict[str, int]:
         """The result of a method on every worker, which must be the same in all."""
-        calls = (self._rpc(number, method, [argument], seconds) for number in range(len(self.replicas)))
-        answers = await asyncio.gather(*calls)
+        answers = await asyncio.gather(*(self._rpc(number, method, [argument], seconds) for number in present))
         sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
         if any(other != sums[0] for other in sums):
             raise EngineError(f"version {version} is not the same at the {len(sums)} workers")
         return sums[0]
 
+    async def sleep(self) -> None:
+        self._serving.clear()
+        self._asleep = True
+
+        async def one(number: int) -> None:
+            try:
+                await self._post(number, f"/sleep?level={self._sleep_level}", None, LOAD_SECONDS, "falling asleep")
+            except EngineError as error:
+                await self.servers.examine(number, error)
+
+        await asyncio.gather(*map(one, self.servers.numbers(SERVES)))
+
+    async def stale(self) -> None:
+        await self._serving.wait()  # a server that comes back while the others sleep gets its weights with them
+        await self.servers.stale()
+
+    async def losses(self) -> int:
+        return await self.servers.find_lost()
+
+    async def loads(self) -> list[Load]:
+        serving = [self.servers.all[number] for number in self.servers.numbers(SERVES)]
+        asked = (get(self.servers.client, f"{server.url}/metrics", _LIVE_SECONDS) for server in serving)
+        told = [dict(_GAUGE.findall(text or "")) for text in await asyncio.gather(*asked)]
+        return [Load(int(float(own[_WAITING])), float(own[_CACHE])) for own in told if len(own) == 2]
+
     async def live(self) -> None:
-        for number, replica in enumerate(self.replicas):
-            state = await replica.call("state", _LIVE_SECONDS)
-            if state.exit_code is not None:
-                self._router.dead[number] = replica.obituary(state)
-        if self._router.dead:
-            raise EngineError("; ".join(self._router.dead.values()))
+        await self.servers.some(SERVES, STALE)
 
     async def close(self) -> None:
-        import ray
-
-        replicas, self.replicas = self.replicas, []
-        self._router = Router(0)
-        await self._client.close()
-        for result in await asyncio.gather(*(each.call("stop", 20.0) for each in replicas), return_exceptions=True):
-            # A server ends with its actor, which a signal to the whole process group may have ended already.
-            if isinstance(result, BaseException) and not isinstance(result.__cause__, ray.exceptions.RayActorError):
-                log.warning("a vLLM server did not stop cleanly: %s", result)
-        for replica in replicas:
-            ray.kill(replica.actor)
-
-    async def _ready(self, replica: Replica, on_progress: Progress | None) -> None:
-        begun = time.monotonic()
-        while True:
-            state = await replica.call("state")
-            seconds = time.monotonic() - begun
-            if state.exit_code is not None:
-                raise EngineError(replica.obituary(state))
-            if await healthy(self._client, replica.url):
-                return
-            if seconds > self._config.start_timeout:
-                limit = f"{self._config.start_timeout:g} s (engine.start_timeout)"
-                late = f"the vLLM server was not ready within {limit}"
-                raise EngineError(f"{late}; log: {replica.options.log}\n{state.tail}")
-            if on_progress:
-                on_progress(state.last_line, seconds)
-            await asyncio.sleep(_POLL_SECONDS)
+        await self.servers.close()
+        await self.servers.client.close()
 
     async def _rpc(self, number: int, method: str, arguments: list[Any], seconds: float) -> list[Any]:
         body = {"method": method, "args": arguments}
+        server = self.servers.all[number]
         try:
             answer = await self._post(number, "/collective_rpc", body, seconds, method)
         except (EngineError, ValueError) as error:
-            state = await self.replicas[number].call("state", _LIVE_SECONDS)
-            raise EngineError(f"{error}; log: {self.replicas[number].options.log}\n{state.tail}") from error
+            state = await server.call("state", seconds=_LIVE_SECONDS)
+            raise EngineError(f"{error}; log: {server.options.log}\n{state.tail}") from error
         return list(answer["results"])
 
-    async def _set_version(self, version: int) -> None:
+    async def _set_version(self, present: Sequence[int], version: int) -> None:
         body = {"new_version": str(version)}
-        await self._on_all("/update_weight_version", body, _ACTOR_SECONDS, "raising the weight version")
+        await self._on_all(present, "/update_weight_version", body, _RPC_SECONDS, "raising the weight version")
         self.version = version
 
-    async def _on_all(self, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> list[Any]:
-        posts = (self._post(number, path, body, seconds, what) for number in range(len(self.replicas)))
-        return await asyncio.gather(*posts)
+    async def _on_all(
+        self, present: Sequence[int], path: str, body: dict[str, Any] | None, seconds: float, what: str
+    ) -> list[Any]:
+        return await asyncio.gather(*(self._post(number, path, body, seconds, what) for number in present))
 
     async def _post(self, number: int, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> Any:
-        url = self.replicas[number].url
+        url = self.servers.all[number].url
         if path in ("/collective_rpc", "/v1/load_lora_adapter"):
             # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a past broadcast.
-            async with open_client() as fresh:
+            async with open_client(self.key) as fresh:
                 return await post(fresh, url, path, body, seconds, what, attempts=1)
-        return await post(self._client, url, path, body, seconds, what)
+        return await post(self.servers.client, url, path, body, seconds, what)
 
-    async def _examine(self, number: int, error: EngineError) -> None:
-        """After a failure: bury the server if it is dead or dies in the next seconds, else raise the failure."""
-        deadline = time.monotonic() + _DYING_SECONDS
-        while number not in self._router.dead:
-            if number >= len(self.replicas):
-                raise EngineError("the vLLM engine was closed while it was generating") from error
-            replica = self.replicas[number]
-            state: ServerState = await replica.call("state", _LIVE_SECONDS)
-            if state.exit_code is not None:
-                self._router.dead[number] = replica.obituary(state)
-            elif time.monotonic() > deadline:
-                raise error
-            else:
-                await asyncio.sleep(_POLL_SECONDS)
+
+def server_room(
+    config: EngineConfig, share: float, number: int, bundles: "PlacementGroup | None" = None
+) -> dict[str, Any]:
+    """Ray's resources for a server that takes a `share` of each of its GPUs: a part of its bundle, beside ranks, if there are any."""
+    if bundles is not None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(bundles, number)
+        return {"num_cpus": 0, "num_gpus": COLOCATED_SHARE, "scheduling_strategy": strategy}
+    # Servers that hold no resource of Ray's would all go to one node.
+    strategy = "DEFAULT" if share else "SPREAD"
+    return {"num_cpus": 0, "num_gpus": config.tensor_parallel * share, "scheduling_strategy": strategy}
 
 
 def server_options(
@@ -300,6 +359,7 @@ def server_options(
     dtype: str = "float32",
     seed: int = 0,
     adapter_rank: int = 0,
+    key: str = "",
 ) -> VllmOptions:
     """The options of replica `number`: token ids in and out, log-probabilities of the sampling distribution, new weights.
 
@@ -315,11 +375,13 @@ def server_options(
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", _WORKER_EXTENSION),
         *("--uvicorn-log-level", "warning"),
-        *("--enable-scale-out", "--disable-log-stats"),
+        "--enable-scale-out",
     ]
     environment = {WORKER_MARK: "1", "VLLM_SERVER_DEV_MODE": "1"}
     if gpu_share:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization * gpu_share)]
+        if config.placement == "colocated":
+            arguments += ["--enable-sleep-mode"]  # elsewhere vLLM refuses it, and falling asleep gives back nothing
     else:
         arguments += ["--block-size", "32"]  # the default of 128 finds fewer prefixes of short prompts in the cache
         if config.tensor_parallel > 1:
@@ -336,23 +398,29 @@ def server_options(
         context=config.max_model_len,
         kv_cache_bytes=config.kv_cache_bytes,
         port=config.port + number if config.port else 0,
+        key=key,
+        tells_load=config.adaptive,
         arguments=arguments,
         environment=environment,
     )
 
 
 def _request_body(prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+    return {"token_ids": list(prompt_ids), "sampling_params": {**sampling_params(sampling), "detokenize": False}}
+
+
+def sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's words for `sampling`: log-probabilities of the sampled tokens, and no stop but at the ids that it names."""
     params = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,
         "logprobs": 0,
-        "detokenize": False,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed % (1 << 63)
-    return {"token_ids": list(prompt_ids), "sampling_params": params}
+    return params
 
 
 def _completion(choice: dict[str, Any]) -> Completion:

@@ -1,16 +1,18 @@
-"""The part that runs inside every vLLM worker: joins the weight group and loads what arrives.
+"""The part that runs inside every vLLM worker: joins the weight group, or reads files, and loads what arrives.
 
 vLLM mixes this class into its worker (`--worker-extension-cls`) and calls it by `/collective_rpc`, which carries only JSON.
 """
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from agent_train.engine.vllm import WORKER_MARK
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
+from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import WeightAddress, WeightTransferError, manifest_from_json
 from agentgym.processes.child_process import die_with
 
@@ -29,6 +31,7 @@ class WeightReceiver:
     vllm_config: Any
     model_runner: Any
     _weight_group: WeightGroup | None = None
+    _weight_copy: WeightCopy | None = None
 
     def connect_weights(self, host: str, port: int, world_size: int, rank_offset: int) -> int:
         """Join the weight group as `rank_offset` + this worker's rank, which is returned."""
@@ -53,6 +56,22 @@ class WeightReceiver:
 
         _load(self.model_runner.get_model(), self.vllm_config, arriving())
         return sums
+
+    def fetch_weights(self, path: str, keep: bool) -> dict[str, int]:
+        """Read a folder of weights, to load later; the checksum of each, or none if it changes others than were kept."""
+        self._weight_copy = self._weight_copy or WeightCopy()
+        return self._weight_copy.read(Path(path), keep)
+
+    def load_fetched(self, keep: bool) -> dict[str, int]:
+        """Load what was fetched, and keep it for changes or drop it. Returns the checksum of each tensor."""
+        copy = self._weight_copy
+        if copy is None or not copy.tensors:
+            raise WeightTransferError("this worker has fetched no weights: call fetch_weights first")
+        arriving = ((name, tensor.to(self.device)) for name, tensor in copy.tensors.items())
+        _load(self.model_runner.get_model(), self.vllm_config, arriving)
+        if not keep:
+            self._weight_copy = None
+        return copy.sums
 
     def adapter_checksums(self, path: str) -> dict[str, int]:
         """The checksum of each tensor of an adapter's file, as this worker reads it."""

@@ -14,6 +14,8 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agent_train.cluster.lost import LostError
+from agent_train.cluster.network import node_address
 from agent_train.cluster.placement import learner_devices, rank_room
 from agent_train.config.schema import Config
 from agent_train.data.balance import TOKENS, Cost, model_cost
@@ -23,10 +25,11 @@ from agent_train.learner.critic_objective import PRM_REDUCTION, CriticMetrics, P
 from agent_train.learner.measures import OptimizerStep, UpdateMetrics
 from agent_train.learner.parallel import deal_to_ranks, replica_size
 from agent_train.learner.worker import LearnerWorker
-from agent_train.weights.sync import TensorInfo, WeightAddress
+from agent_train.report.timeline import Timeline
+from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, free_port
 
 # A rank that dies breaks the others' collectives, and their errors may come first. This long the cause is waited for.
-CAUSE_SECONDS = 5.0
+CAUSE_SECONDS = 15.0
 STATE_POLL_SECONDS = 0.1
 
 # The batch of each rank, and references into the object store that give it to an actor.
@@ -36,6 +39,10 @@ Ship = Callable[[Sequence[TrainingSample], Cost], Shipped]
 
 class LearnerError(RuntimeError):
     """A role of the learner failed: a rank died, raised, or did not answer in time. Names the role, the call and the rank."""
+
+
+class RankLostError(LearnerError, LostError):
+    """A rank died or did not answer in time, and with it the role."""
 
 
 def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
@@ -73,6 +80,9 @@ class _Actor(LearnerWorker):
         host = str(ray.util.get_node_ip_address())
         return host, self.open_store(host)
 
+    def weight_rendezvous(self) -> tuple[str, int]:
+        return node_address(), free_port()
+
 
 class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
@@ -83,6 +93,7 @@ class Learner:
 
     def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
         self.role = role
+        self.timeline = Timeline()  # gets the calls of each rank, by this process's clock
         self._name = "learner" if role == "policy" else f"learner: {role}"
         self.actors = list(actors)
         self.config = config
@@ -90,6 +101,7 @@ class Learner:
         self._cost = TOKENS
         self._ship = ship or shipping(config)
         self._ended = ""
+        self._failure: type[LearnerError] = LearnerError  # of each call after the end
 
     @classmethod
     async def start(
@@ -223,16 +235,30 @@ class Learner:
         parts = split_steps(samples, algorithm.updates_per_step, self._cost, whole)
         return [weighted(part, algorithm.reduction, algorithm.reduction_length) for part in parts]
 
+    async def weight_address(self, receivers: int) -> WeightAddress:
+        """A rendezvous at rank 0, of its weight group with so many receivers. Connect soon: nothing reserves the port."""
+        ((host, port),) = await self._call("weight_rendezvous", [()], "find an address of rank 0")
+        return WeightAddress(host, port, 1 + receivers)
+
     async def connect_weights(self, address: WeightAddress) -> None:
-        """Rank 0 joins the weight group as sender; returns when the receivers have joined too."""
-        await self._on_all("connect_weights", address)
+        """Rank 0 joins the weight group as sender; returns when the receivers have joined too, or raises WeightTransferError."""
+        if failure := await self._on_all("connect_weights", address):
+            raise WeightTransferError(failure)
 
     def manifest(self) -> list[TensorInfo]:
         return list(self._manifest)
 
     async def send_weights(self) -> dict[str, int]:
-        """Send all weights to the receivers; the checksum of each by name."""
-        return await self._on_all("send_weights")
+        """Send all weights to the receivers; the checksum of each by name. Raises WeightTransferError, which the ranks survive."""
+        sums = await self._on_all("send_weights")
+        if isinstance(sums, str):
+            raise WeightTransferError(sums)
+        return sums
+
+    async def checksums(self) -> dict[str, int]:
+        """The checksum of each tensor that an engine would be given, by name."""
+        sums: dict[str, int] = await self._on_all("checksums")
+        return sums
 
     async def save(self, folder: str | Path) -> None:
         """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
@@ -241,6 +267,10 @@ class Learner:
     async def save_adapter(self, folder: str | Path) -> dict[str, int]:
         """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
         return await self._on_all("save_adapter", _absolute(folder))
+
+    async def save_weights(self, folder: str | Path, whole: bool) -> dict[str, int]:
+        """Write the weights, or how they changed, for an engine to read; the checksum of each by name. See the worker's."""
+        return await self._on_all("save_weights", _absolute(folder), whole)
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it; returns with the copies made, see `state_saved`.
@@ -280,11 +310,13 @@ class Learner:
         """Call a method of ranks 0, 1, ... with their arguments; their answers in that order. Errors call it `what`."""
         what = what or method
         if self._ended:
-            raise LearnerError(f"{self._name}: cannot {what}: {self._ended}")
+            raise self._failure(f"{self._name}: cannot {what}: {self._ended}")
         refs = [getattr(self.actors[rank], method).remote(*own) for rank, own in enumerate(arguments)]
-        answers = [asyncio.wrap_future(ref.future()) for ref in refs]
-        for answer in answers:  # marks the exception of an abandoned one as seen
+        answers, begun = [asyncio.wrap_future(ref.future()) for ref in refs], time.monotonic()
+        for rank, answer in enumerate(answers):  # marks the exception of an abandoned one as seen
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            row = (f"{self.role} rank", rank)
+            answer.add_done_callback(lambda _, row=row: self.timeline.add(row, what, begun))  # type: ignore[misc]
         timeout = self.config.learner.timeout
         await asyncio.wait(answers, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
@@ -292,9 +324,9 @@ class Learner:
             raise self._failed(what, answers)
         late = [str(rank) for rank, answer in enumerate(answers) if not answer.done()]
         if late:
-            self._ended = f"{what} took longer than {timeout:g} s"
+            self._ended, self._failure = f"{what} took longer than {timeout:g} s", RankLostError
             self.close()
-            raise LearnerError(
+            raise RankLostError(
                 f"{self._name}: {what}: rank {', '.join(late)} did not answer within learner.timeout={timeout:g} s"
             )
         return [answer.result() for answer in answers]
@@ -306,8 +338,10 @@ class Learner:
         died = [(rank, error) for rank, error in errors if isinstance(error, RayActorError)]
         rank, error = (died or errors)[0]
         self._ended = f"rank {rank} failed in {what}"
+        made = "in its creation task" not in str(error)  # else its constructor raised
+        self._failure = RankLostError if died and made else LearnerError
         self.close()
-        failure = LearnerError(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
+        failure = self._failure(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
         failure.__cause__ = error
         return failure
 

@@ -1,7 +1,6 @@
 """Loading a model, sharding it with FSDP2, and getting whole tensors back out."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from agent_train.learner.loading import build_empty, file_name, fill, weight_fil
 from agent_train.learner.lora import adapter_tensors, initial_adapter, merged, write_adapter
 from agent_train.learner.parallel import ParallelDims, check_model, split_layers
 from agent_train.learner.sequence_parallel import spread_over, ulysses_attention
+from agentgym.storage.files import written_whole
 
 UNCOMPILED = f"{PACKED}_uncompiled"
 HEAD = "score.weight"
@@ -166,30 +166,21 @@ def write_model(
 ) -> None:
     """Write a Hugging Face folder: weights, config, and the tokenizer's files of `model_dir`; adapters alone in PEFT's format.
 
-    It is written next to `folder` and renamed at the end; one that was there is replaced.
+    It is written whole or not at all; one that was there is replaced.
     """
-    folder, model_dir = Path(folder), Path(model_dir)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    model_dir = Path(model_dir)
     adapter = any(".lora_" in name for name in weights)
-    if adapter:
-        write_adapter(partial, policy.model, weights, model_dir)
-    else:
-        policy.model.save_pretrained(str(partial), state_dict=weights)
-        # transformers writes the type of the model in memory, which is fp32.
-        config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
-        text = json.dumps({**config, "dtype": dtype}, indent=2) + "\n"
-        (partial / "config.json").write_text(text, encoding="utf-8")
-    for source in filter(Path.is_file, sorted(model_dir.iterdir())):
-        # Tokenizer and generation files; not the old weights in any form, nor their index.
-        kept = source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
-        if kept and not (partial / source.name).exists() and not (adapter and source.name == "config.json"):
-            shutil.copy2(source, partial / source.name)
-    # What was there before is removed only once the new folder is in place.
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    with written_whole(Path(folder)) as unfinished:
+        if adapter:
+            write_adapter(unfinished, policy.model, weights, model_dir)
+        else:
+            policy.model.save_pretrained(str(unfinished), state_dict=weights)
+            # transformers writes the type of the model in memory, which is fp32.
+            config = json.loads((unfinished / "config.json").read_text(encoding="utf-8"))
+            text = json.dumps({**config, "dtype": dtype}, indent=2) + "\n"
+            (unfinished / "config.json").write_text(text, encoding="utf-8")
+        for source in filter(Path.is_file, sorted(model_dir.iterdir())):
+            # Tokenizer and generation files; not the old weights in any form, nor their index.
+            kept = source.suffix in (".json", ".jinja", ".txt", ".model") and not source.name.endswith(".index.json")
+            if kept and not (unfinished / source.name).exists() and not (adapter and source.name == "config.json"):
+                shutil.copy2(source, unfinished / source.name)

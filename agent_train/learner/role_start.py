@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config
 from agent_train.learner.roles import check_folder, learns, roles_of, source_of, start_of
+from agent_train.report.timeline import Timeline
 
 if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner
 
@@ -41,17 +44,28 @@ def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
             check_folder(start_of(config, role, policy_dir), policy_dir, f"{section}.path")
 
 
-async def start_models(config: Config, model_dir: str | Path, begin: str | Path, stack: AsyncExitStack) -> Models:
-    """Start every role side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails."""
+async def start_models(
+    config: Config,
+    model_dir: str | Path,
+    begin: str | Path,
+    stack: AsyncExitStack,
+    timeline: Timeline | None = None,
+    bundles: PlacementGroup | None = None,
+) -> Models:
+    """Start every role side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails.
+
+    `bundles` are those of `shared_devices`, if the engine shares them too.
+    """
     from agent_train.engine.teacher import Teacher
     from agent_train.learner.actor_group import Learner, shared_devices, shipping
 
-    bundles = await shared_devices(config)
+    bundles = bundles or await shared_devices(config)
     ship = shipping(config)
 
     async def open_role(role: str) -> Learner:
         folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
         learner = await Learner.start(folder, config, role, bundles, ship)
+        learner.timeline = timeline or learner.timeline
         stack.callback(learner.close)
         return learner
 

@@ -52,6 +52,11 @@ def reference_is_base(config: Config) -> bool:
     return config.lora.rank > 0 and config.reference.path is None and config.sft.episodes == 0
 
 
+def sends_adapters(config: Config) -> bool:
+    """True if the engine is given the adapters alone, in place of all weights."""
+    return config.lora.rank > 0 and config.engine.name == "vllm"
+
+
 def learns(config: Config, role: str) -> bool:
     """True if a role has an optimizer. A reward model learns only in mode=rm."""
     return role in ("policy", "critic", "prm") or (role == "reward_model" and config.mode == "rm")

@@ -22,6 +22,7 @@ PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 BYTES = 256
+SLOW_EPISODES = 4  # whose texts make a tokenizer, where a step may take minutes
 # Head sizes that both transformers and every vLLM attention back end take (the CPU one is the narrowest).
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -121,7 +122,8 @@ def texts_of_env(
 ) -> list[str]:
     """The texts of n episodes of an environment, to train a tokenizer on: each message's content, in order.
 
-    The expert plays, with a share of random `mistakes`; without an expert it is the opening messages of n tasks.
+    The expert plays, with a share of random `mistakes`; without an expert it is the opening messages of n tasks. Of an environment
+    whose steps may take minutes (`step_seconds`), `SLOW_EPISODES` at most.
     """
     from agentgym.core.registration import make, spec
 
@@ -132,7 +134,8 @@ def texts_of_env(
         env = cast("Env", Blocking(env))
     try:
         tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **(kwargs or {})}).tasks("train")
-        for _ in range(n):
+        slow = env.get_wrapper_attr("step_seconds") is not None
+        for _ in range(min(n, SLOW_EPISODES) if slow else n):
             texts += _episode_texts(env, tasks[rng.randrange(len(tasks))], rng, mistakes)
     finally:
         env.close()

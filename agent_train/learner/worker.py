@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 
 from agent_train.algorithms.losses import weighted_sum
+from agent_train.cluster.network import take_interface
 from agent_train.config.schema import Config
 from agent_train.data.packing import MicroBatch, RankBatch
 from agent_train.learner import critic_objective, fsdp, measures
@@ -26,10 +27,11 @@ from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.lora import adapters_off, add_adapters
 from agent_train.learner.parallel import clip_gradients, parallel_dims
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
-from agent_train.learner.roles import VALUED, learning_rate, learns
+from agent_train.learner.roles import VALUED, learning_rate, learns, sends_adapters
 from agent_train.learner.state import StateStore, make_optimizer, set_lr
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group
-from agent_train.weights.sync import TensorInfo, WeightAddress
+from agent_train.weights.files import WeightCopy
+from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
 
 
 class LearnerWorker:
@@ -47,6 +49,7 @@ class LearnerWorker:
         self._timeout = timedelta(seconds=config.learner.timeout)
         self._store: dist.TCPStore | None = None
         self._weights: WeightGroup | None = None
+        self._written = WeightCopy()  # the policy as the engine has it, with `engine.weights=delta`
         self.objective: PolicyObjective | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         # The objective of the optimizer's running averages, and their number of steps.
@@ -71,6 +74,7 @@ class LearnerWorker:
         transformers.utils.logging.disable_progress_bar()
         if self._store is None:
             self._store = dist.TCPStore(host, port, self.world, is_master=False, timeout=self._timeout)
+        take_interface(host, port)
         # Tensors on the host go by gloo if parameters are offloaded.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
@@ -176,6 +180,21 @@ class LearnerWorker:
         """Write the adapters in PEFT's format, whole or not at all. The checksum of each tensor on rank 0."""
         return {name: checksum(weight) for name, weight in self._write(folder, merge=False).items()}
 
+    def save_weights(self, folder: str, whole: bool) -> dict[str, int]:
+        """Write the weights alone for an engine to read: all, or with `engine.weights=delta` what changed since the last time.
+
+        Returns the checksum of each on rank 0, nothing on the others. With `whole`, and the first time, all are written.
+        """
+        tensors = (one for _, one in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
+        if self.rank:
+            for _ in tensors:
+                pass
+            return {}
+        if self._written.tensors and not whole:
+            return self._written.write_changes(self.manifest(), tensors, Path(folder))
+        keep = self.config.engine.weights == "delta"
+        return self._written.write(self.manifest(), tensors, Path(folder), keep)
+
     def save_state(self, folder: str, export: str | None = None) -> None:
         """Copy model, optimizer, counters and random numbers, and write them into a new folder beside what follows; see `StateStore`."""
         last = None
@@ -195,26 +214,43 @@ class LearnerWorker:
         counters = self.store.load(self.module, self.optimizer, folder)
         self._phase, self.steps = counters["phase"], counters["steps"]
 
-    def connect_weights(self, address: WeightAddress) -> None:
+    def connect_weights(self, address: WeightAddress) -> str:
+        """Join the weight group, on rank 0; "" where it went well, else why not. The rank survives it."""
         if self.rank == 0:
             if self._weights is not None:
                 self._weights.close()
-            timeout = self.config.learner.timeout
-            self._weights = make_group(address, 0, self.device, connect_seconds=timeout, transfer_seconds=timeout)
+            seconds = self.config.learner.timeout / 2  # so that a receiver that hangs is not taken for this rank
+            try:
+                self._weights = make_group(address, 0, self.device, connect_seconds=seconds, transfer_seconds=seconds)
+            except WeightTransferError as error:
+                return str(error)
+        return ""
 
     def manifest(self) -> list[TensorInfo]:
         return [TensorInfo(name, shape, self.config.model.dtype) for name, shape in fsdp.shapes_of(self.module)]
 
-    def send_weights(self) -> dict[str, int]:
-        """Send every weight to the receivers. Returns the checksum of each on rank 0, nothing on the others."""
+    def send_weights(self) -> dict[str, int] | str:
+        """Send every weight to the receivers. Returns the checksum of each on rank 0, or why it failed, nothing on the others."""
+        failure = ""
         tensors = (whole for _, whole in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
         if self.rank == 0:
             if self._weights is None:
                 raise RuntimeError("send_weights: the learner is in no weight group; call connect_weights first")
-            return broadcast_buckets(self._weights, self.manifest(), tensors)
+            try:
+                return broadcast_buckets(self._weights, self.manifest(), tensors)
+            except WeightTransferError as error:
+                failure = str(error)  # the others still gather what is left of the tensors, and need this rank
         for _ in tensors:
             pass
-        return {}
+        return failure or {}
+
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each tensor that an engine would be given, by name: on rank 0 as of `send_weights` or `save_adapter`."""
+        dtype = self.config.model.dtype
+        if sends_adapters(self.config):
+            return {name: checksum(whole) for name, whole in fsdp.whole_on_host(self.module, self.rank, dtype).items()}
+        tensors = fsdp.full_tensors(self.module, fsdp.DTYPES[dtype])
+        return {info.name: checksum(whole) for info, (_, whole) in zip(self.manifest(), tensors, strict=True)}
 
     def _batches(self, step: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in step.batches()]
@@ -227,7 +263,13 @@ class LearnerWorker:
         outputs = [self.module(batch) for batch in batches]
         # FSDP keeps what the last forward pass gathered for a backward pass, which does not come.
         self.module.reshard()
+        self._empty_cache()
         return outputs
+
+    def _empty_cache(self) -> None:
+        """Give the memory of activations back with `learner.offload`: a colocated engine or another role needs it."""
+        if self.config.learner.offload and self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
         settings = self.config.learner
@@ -288,4 +330,5 @@ class LearnerWorker:
             set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        self._empty_cache()
         return measures.OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)

@@ -24,6 +24,7 @@ REPEAT_PHASE_SECONDS = 15.0
 NARROW = 100
 COLUMNS = ("step", "reward", "success", "held-out", "tokens/s", "rollout s", "learn s", "sync s")
 UPDATE_COLUMNS = ("gap", "grad norm", "entropy")
+FULL = 0.1  # share of a step's episodes that fill the context: from here on it is told
 
 
 class Display:
@@ -113,7 +114,20 @@ class Display:
         if metrics.retried:
             again = f"{metrics.retried} of {played} episodes were run again after an error"
             self.say(f"{step}: {again}; the last: {self._before}")
+        if metrics.context >= FULL:
+            full = f"{metrics.context:.0%} of the episodes ended because the context was full"
+            remedy = "memory.tokens or memory.summaries" if metrics.summaries else "or set memory.name=summary"
+            self.say(f"{step}: {full}: raise engine.max_model_len, {remedy}")
+        if metrics.journal_turns:
+            self.say(f"{step}: {metrics.journal_turns:,} turns were sampled before the run was resumed")
         self._episodes = self._errors = self._retried = 0
+
+    def go_back(self, step: int) -> None:
+        """Show nothing of later steps any more."""
+        self._rows = deque((row for row in self._rows if int(row["step"]) <= step), maxlen=ROWS)
+        self._first = None
+        self._episodes = self._errors = self._retried = 0
+        self._bar.update(self._task, completed=step, eta="")
 
     def show_eval(self, metrics: EvalMetrics) -> None:
         for row in self._rows:

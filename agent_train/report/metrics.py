@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_train.algorithms.collapse import CollapseMetrics, health
+from agent_train.report.timeline import LOOP, Timeline
 from agentgym.core.trajectory import Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from agent_train.algorithms.selection import SelectionMetrics
     from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
     from agent_train.learner.measures import UpdateMetrics
+    from agent_train.rollout.pools import PoolMetrics
 
 Record = dict[str, Any]
 OFFLINE_KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
@@ -42,15 +44,20 @@ def read_metrics(path: str | Path) -> list[Record]:
 
 
 class Clock:
-    """Stopwatch of a step: `lap(name)` ends a part that began at the previous lap, or when the clock was made."""
+    """Stopwatch of a step: `lap(name)` ends a part that began at the previous lap, or when the clock was made.
 
-    def __init__(self) -> None:
+    The parts are spans of the loop in the `timeline`.
+    """
+
+    def __init__(self, timeline: Timeline | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self._timeline = timeline or Timeline()
         self._last = time.monotonic()
 
     def lap(self, name: str) -> float:
         """End the present part and call it `name`; returns its seconds, which add up where a name comes again."""
         now = time.monotonic()
+        self._timeline.add(LOOP, name, self._last, now)
         self._last, elapsed = now, now - self._last
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
         return elapsed
@@ -81,6 +88,7 @@ class EvalMetrics:
     episodes: int  # played to an end
     failed: int  # the others
     retried: int  # of all, run again after an error, of a lost server for example
+    context: float = 0.0  # share that ended because the context was full
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,11 @@ class StepMetrics:
     update: UpdateMetrics | None
     critic: CriticMetrics | None
     prm: PrmMetrics | None
+    pools: PoolMetrics | None = None
+    journal_turns: int = 0
+    diverged: int = 0
+    context: float = 0.0  # share of the episodes that ended because the context was full
+    summaries: float = 0.0  # of an episode, mean
 
 
 @dataclass(frozen=True)
@@ -192,10 +205,12 @@ def step_metrics(
     update: UpdateMetrics | None = None,
     critic: CriticMetrics | None = None,
     prm: PrmMetrics | None = None,
+    ahead: bool = False,
 ) -> StepMetrics:
     """The measurements of one step: of all groups that were played, trained on or not.
 
-    `clock` has the laps "rollout", "score", "learn" and "sync"; `advantages` are their mean and standard deviation.
+    `clock` has the laps "rollout", "score", "learn" and "sync"; `advantages` are their mean and standard deviation. With
+    `ahead` the rollout ran during earlier steps, and its lap is what was left to wait for.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]
@@ -203,6 +218,7 @@ def step_metrics(
     spreads = [{t.reward for t in group.trajectories if not t.failed} for group in groups]
     tokens = sum(t.sampled_tokens for t in trajectories)
     seconds = {part: clock.seconds.get(part, 0.0) for part in ("rollout", "score", "learn", "sync")}
+    sampling = sum(clock.seconds.values()) if ahead else seconds["rollout"]
     return StepMetrics(
         step=step,
         reward=_mean(rewards),
@@ -215,7 +231,7 @@ def step_metrics(
         mixed_groups=_mean([float(len(spread) > 1) for spread in spreads]),
         truncated=_mean([float(t.end != "terminated") for t in played]),
         sampled_tokens=tokens,
-        tokens_per_second=tokens / seconds["rollout"] if seconds["rollout"] else math.nan,
+        tokens_per_second=tokens / sampling if sampling else math.nan,
         rollout_seconds=seconds["rollout"],
         score_seconds=seconds["score"],
         learn_seconds=seconds["learn"],
@@ -230,6 +246,8 @@ def step_metrics(
         update=update,
         critic=critic,
         prm=prm,
+        context=_mean([float(t.end == "context") for t in played]),
+        summaries=_mean([len(t.summaries) for t in played]),
     )
 
 
@@ -249,6 +267,7 @@ def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         episodes=len(played),
         failed=len(trajectories) - len(played),
         retried=_retried(trajectories),
+        context=_mean([float(t.end == "context") for t in played]),
     )
 
 

@@ -20,6 +20,7 @@ from agent_train.report.metrics import (
     read_metrics,
     summary_of,
 )
+from agent_train.report.timeline import Timeline
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import Trajectory
 from agentgym.storage.jsonl import finite
@@ -47,8 +48,19 @@ class Tracker:
         self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
         # Shows the present phase: `phase("starting vLLM", "12 s: Loading weights")`; `note` prints a line that stays.
         self.phase, self.note = self._display.phase, self._display.say
-        self._records = read_metrics(run.metrics) if run.metrics.exists() else []
-        self._out = run.metrics.open("a", encoding="utf-8")
+        self.timeline = Timeline(run.timeline)
+        self._open()
+
+    def _open(self) -> None:
+        """Read the records of `metrics.jsonl` and append to it from now on."""
+        self._records = read_metrics(self.run.metrics) if self.run.metrics.exists() else []
+        self._out = self.run.metrics.open("a", encoding="utf-8")
+
+    def go_back(self, step: int) -> None:
+        """Go on as after this step: `metrics.jsonl` was cut behind it, and is another file now."""
+        self._out.close()
+        self._open()
+        self._display.go_back(step)
 
     def __enter__(self) -> "Tracker":
         self._display.start()
@@ -61,6 +73,7 @@ class Tracker:
         """Take the display down and close the file. May be called twice."""
         self._display.stop()
         self._out.close()
+        self.timeline.write()
 
     @property
     def elapsed(self) -> float:
@@ -69,6 +82,7 @@ class Tracker:
 
     def episode_ended(self, trajectory: Trajectory) -> None:
         """Count an episode, so that a long rollout is seen to move."""
+        self.timeline.episode(trajectory)
         self._display.episode_ended(trajectory.error, trajectory.metadata.get("errors", []))
 
     def sft_step(self, step: int, steps: int, loss: float, tokens: int) -> None:

@@ -7,6 +7,7 @@ and it is placed again.
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import tempfile
@@ -18,10 +19,13 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from agent_train.cluster.lost import LostError
+from agent_train.cluster.network import serving_address
 from agent_train.cluster.placement import PlacementError, env_workers_wanted
 from agent_train.config.schema import Config, first_line
-from agentgym.core.env import Env
+from agentgym.core.env import Env, close_unused
 from agentgym.core.registration import EnvSpec, spec
+from agentgym.rollout.episode import Limits
 from agentgym.service.client.address import RemoteError
 from agentgym.service.client.balance import pool_of
 from agentgym.service.protocol.frames import ServiceLimits
@@ -48,18 +52,27 @@ class EnvWorker:
     def where(self) -> str:
         return str(ray.util.get_node_ip_address())
 
-    async def start(self, spec: EnvSpec, token: str, limits: ServiceLimits, most: int, home: str, told: dict) -> str:
-        """Serve; the URL. On the trainer's own node only that node can reach it."""
+    async def start(
+        self, spec: EnvSpec, token: str, limits: ServiceLimits, step: float, most: int, home: str, told: dict
+    ) -> str:
+        """Serve; the URL. On the trainer's own node only that node can reach it. `step`: seconds for one; 0: the environment says."""
         os.environ.update(told)
+        limits = replace(limits, step_seconds=step or _step_seconds(spec))
         bounds = Bounds(open_files=raise_open_files(most))
-        host = "127.0.0.1" if ray.get_runtime_context().get_node_id() == home else self.where()
         more = {"max_sessions": most, "tokens": {"trainer": token}, "limits": limits, "bounds": bounds}
-        self._server = await serve(ServeSettings(envs={NAME: spec}, host=host, port=0, **more))  # type: ignore[arg-type]
+        self._server = await serve(ServeSettings(envs={NAME: spec}, host=serving_address(home), port=0, **more))  # type: ignore[arg-type]
         return self._server.url
 
     async def wait(self) -> None:
         """Never return: a caller that waits learns when this process ends."""
         await asyncio.Event().wait()
+
+
+def _step_seconds(spec: EnvSpec) -> float:
+    """What the environment says, as `Limits.step_limit`; a node of the workers can make it, the trainer's perhaps not."""
+    env = spec.make()
+    close_unused(env)
+    return Limits().step_limit(env) or math.inf
 
 
 @dataclass
@@ -104,13 +117,14 @@ class EnvWorkers:
             node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place ({free})")
             # A session waits while the engine answers.
             patience = max(ServiceLimits().idle_seconds, 2 * self.config.engine.request_timeout)
-            limits = ServiceLimits(step_seconds=self.config.env.step_timeout, idle_seconds=patience)
-            start = actor.start.remote(self.spec, self.token, limits, self.most, home, told)
+            limits = ServiceLimits(idle_seconds=patience)
+            step = self.config.env.step_timeout
+            start = actor.start.remote(self.spec, self.token, limits, step, self.most, home, told)
             self.urls[number] = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
         except RayTaskError as error:
             raise PlacementError(f"env worker {number}: {error.cause}") from error
         except RayError as error:
-            raise PlacementError(f"env worker {number} died while it started: {first_line(error)}") from error
+            raise LostError(f"env worker {number} died while it started: {first_line(error)}") from error
         log.info("env worker %d serves at %s", number, self.urls[number])
 
     async def keep(self, number: int) -> None:
@@ -130,7 +144,7 @@ class EnvWorkers:
     async def _started(self, number: int) -> bool:
         try:
             await self._start(number)
-        except PlacementError as error:
+        except (PlacementError, LostError) as error:
             log.warning("%s", error)
             self._kill(number)
             return False
@@ -153,7 +167,8 @@ async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) 
     nodes = [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]  # busy or not
     count = env_workers_wanted(config, nodes)
     workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
-    with tempfile.NamedTemporaryFile("w", prefix="agent-train-") as token_file:  # this user's alone
+    # This user's alone; in the folder that goes with the run's own Ray, even if the run is killed.
+    with tempfile.NamedTemporaryFile("w", prefix="agent-train-", dir=os.environ.get("TMPDIR")) as token_file:
         token_file.write(workers.token)
         token_file.flush()
         keepers: list[asyncio.Task[None]] = []

@@ -1,18 +1,22 @@
 """From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
-import functools
-import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_train.engine.base import Engine, Sampling
+from agent_train.config.schema import MemoryConfig
+from agent_train.engine.base import Completion, Engine, Sampling
+from agent_train.rollout.journal import DivergedError, Journal, JournalTurn
+from agent_train.rollout.memory import SummaryMemory
+from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.env import Env
 from agentgym.core.messages import Message
-from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Tokens, Trajectory
 from agentgym.policies.base import EndEpisode, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
@@ -20,34 +24,11 @@ from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_
 OnEnd = Callable[[Trajectory], None]
 
 
-def pick_tasks(tasks: TaskSet, first: int, count: int, seed: int) -> list[Task]:
-    """`count` tasks, from place `first`, of an endless sequence of epochs, each in a new order.
-
-    The sequence follows from the seed alone, so a resumed run continues where it was (`Progress.tasks`).
-    """
-    if not len(tasks):
-        raise ValueError(f"task set {tasks.name!r} is empty: there is nothing to train on")
-    if first < 0 or count < 1:
-        raise ValueError(f"the first place must be at least 0 and the count at least 1, not {first} and {count}")
-    picked = []
-    for position in range(first, first + count):
-        epoch, place = divmod(position, len(tasks))
-        picked.append(tasks[_order(len(tasks), derive_seed(seed, "epoch", epoch))[place]])
-    return picked
-
-
-@functools.lru_cache(maxsize=4)
-def _order(size: int, seed: int) -> tuple[int, ...]:
-    order = list(range(size))
-    random.Random(seed).shuffle(order)
-    return tuple(order)
-
-
 def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
-    """The number of trajectories that may start now (AReaL, arXiv:2505.24298).
+    """The number of trajectories, or of whole batches (`batch=1`), that may start now (AReaL, arXiv:2505.24298).
 
-    None is then more than `staleness` versions old when it is trained on, if batches take trajectories in the order of their
-    start. `batch` trajectories are one step; `accepted` have finished since the run began, and `running` are in flight.
+    None is then more than `staleness` versions old when it is trained on, if batches take them in the order of their start.
+    `batch` of them are one step; `accepted` have finished since the run began, and `running` are in flight.
     """
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
@@ -56,10 +37,19 @@ class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
-    engine knows the episode; None: unseeded.
+    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` an episode goes on where its
+    context is full: a summary is a turn of its own, to the engine and the journal.
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer, sampling: Sampling, seed: int | None):
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: Sampling,
+        seed: int | None,
+        journal: Journal | None = None,
+        memory: MemoryConfig | None = None,
+    ):
         self._engine = engine
         self._renderer = renderer
         self._sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids)
@@ -67,14 +57,39 @@ class TokenPolicy:
         self._episode = None if seed is None else f"{seed:x}"
         self._previous: Rendered | None = None
         self._turn = 0
+        self._journal = journal
+        self._written = journal.take(self._episode) if journal and self._episode else deque()
+        self._memory: SummaryMemory | None = None
+        self._lost = False  # the last summary is none to go on with
+        if memory is not None and memory.name == "summary":
+            self._memory = SummaryMemory(memory, renderer, engine.max_model_len, sampling.max_tokens)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        """Sample the answer to the whole conversation so far."""
-        prompt = self._renderer.prompt(messages, tools, self._previous)
-        if len(prompt.ids) + self._sampling.max_tokens > self._engine.max_model_len:
+        """Sample the answer to the whole conversation so far, or a summary of it.
+
+        DivergedError if the journal has an answer to another conversation, EndEpisode("context") if there is no room for one.
+        """
+        if self._lost:
             raise EndEpisode("context")
-        seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
-        completion = await self._engine.generate(prompt.ids, replace(self._sampling, seed=seed), self._episode)
+        seen = messages if self._memory is None else self._memory.view(messages)
+        prompt = self._renderer.prompt(seen, tools, self._previous)
+        if self._memory is not None and self._memory.is_due(messages, prompt):
+            request, asking = self._memory.request(messages, tools, self._previous)
+            if self._fits(asking, self._memory.tokens):  # else an answer may, whatever follows it
+                reply = await self._said(asking, self._memory.tokens)
+                finish = reply.tokens.finish_reason if reply.tokens else "stop"
+                self._lost = not self._memory.take(messages, reply.message, finish)
+                return replace(reply, request=request)
+        if not self._fits(prompt, self._sampling.max_tokens):
+            raise EndEpisode("context")
+        return await self._said(prompt, self._sampling.max_tokens)
+
+    def _fits(self, prompt: Rendered, most: int) -> bool:
+        return len(prompt.ids) + most <= self._engine.max_model_len
+
+    async def _said(self, prompt: Rendered, most: int) -> Reply:
+        """What the model says after a prompt, in at most so many tokens."""
+        completion = await self._completion(prompt, most)
         message = self._renderer.parse(completion.ids, self._turn)
         self._previous = prompt.answered(completion.ids)
         self._turn += 1
@@ -83,10 +98,36 @@ class TokenPolicy:
         usage = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(completion.ids)}
         return Reply(message, tokens, usage)
 
+    async def _completion(self, prompt: Rendered, most: int) -> Completion:
+        """From the journal while it has turns of the episode, then from the engine, and into the journal."""
+        if self._journal is None or self._episode is None:
+            return await self._sample(prompt, most)
+        said = [*self._previous.ids, *self._previous.completion] if self._previous else []
+        shared = len(said) if prompt.ids[: len(said)] == said else 0
+        new = prompt.ids[shared:]
+        if not self._written:
+            completion = await self._sample(prompt, most)
+            self._journal.keep(self._episode, self._turn, JournalTurn(shared, new, completion))
+            return completion
+        turn = self._written.popleft()
+        if (turn.shared, turn.new) != (shared, new):
+            self._journal.diverged += 1
+            raise DivergedError("the environment did not say what it said before the run was resumed")
+        self._journal.answered += 1
+        return turn.completion
 
-@dataclass(frozen=True)
+    async def _sample(self, prompt: Rendered, most: int) -> Completion:
+        seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
+        sampling = replace(self._sampling, max_tokens=most, seed=seed)
+        return await self._engine.generate(prompt.ids, sampling, self._episode)
+
+
+@dataclass
 class Sampler:
-    """Plays episodes with the engine's present weights."""
+    """Plays episodes with the engine's present weights.
+
+    Calls may overlap. They share the places, at most `concurrency`, which evaluations get first and then the earlier steps.
+    """
 
     make_env: Callable[[], Env]
     engine: Engine
@@ -97,21 +138,33 @@ class Sampler:
     concurrency: int = 64  # most episodes at a time
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     play: Rollout = run_episode  # runs one episode; see `run_many`
+    memory: MemoryConfig | None = None  # of every episode
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.concurrency)
+        if (
+            self.memory is not None and self.memory.name == "summary"
+        ):  # refuses one without room before anything is played
+            SummaryMemory(self.memory, self.renderer, self.engine.max_model_len, self.sampling.max_tokens)
 
     async def collect(
-        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, before: Sequence[Task] = ()
+        self,
+        tasks: Sequence[Task],
+        step: int,
+        on_end: OnEnd | None = None,
+        before: Sequence[Task] = (),
+        journal: Journal | None = None,
     ) -> list[Group]:
         """Play each task `group_size` times; a group for each, in order, with all samples in order, failed ones too.
 
         The samples of a task that occurs twice count on, as do positions from the tasks that the step has played `before`.
+        The step's `journal` answers the turns that it has, and gets the others. An environment that cannot be played again up to
+        its last one fails, so its episode is tried again from the start, without the journal's turns.
 
         Raises:
             EngineError: an episode failed because the engine is dead.
         """
         batch = len(tasks) * self.group_size
-        at_once = admit(
-            batch=batch, version=step, staleness=0, accepted=step * batch, running=0, max_concurrent=self.concurrency
-        )
         episodes = []
         met = Counter(task.id for task in before)
         for position, task in enumerate(tasks, start=len(before)):
@@ -119,7 +172,7 @@ class Sampler:
                 sample = met[task.id] * self.group_size + k
                 episodes.append(Episode(task, sample, derive_seed(self.seed, "train", step, position, k)))
             met[task.id] += 1
-        trajectories = await self._play(episodes, self.sampling, at_once, on_end)
+        trajectories = await self._play(episodes, self.sampling, step, on_end, journal)
         groups = [trajectories[start : start + self.group_size] for start in range(0, batch, self.group_size)]
         return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
 
@@ -127,45 +180,65 @@ class Sampler:
         """Play each task once at temperature 0, in order: ReMax's baseline (arXiv 2310.10505). Raises as `collect`."""
         greedy = replace(self.sampling, temperature=0.0)
         episodes = [Episode(task, 0, derive_seed(self.seed, "greedy", step, n)) for n, task in enumerate(tasks)]
-        return await self._play(episodes, greedy, self.concurrency, on_end)
+        return await self._play(episodes, greedy, step, on_end)
 
     async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
         """Play each held-out task once, in order, with the same seeds in every evaluation of a run. Raises as `collect`."""
         episodes = [Episode(task, 0, derive_seed(self.seed, "eval", n)) for n, task in enumerate(tasks)]
-        return await self._play(episodes, self.sampling, self.concurrency, on_end)
+        return await self._play(episodes, self.sampling, -1, on_end)
 
     async def _play(
-        self, episodes: Sequence[Episode], sampling: Sampling, concurrency: int, on_end: OnEnd | None
+        self,
+        episodes: Sequence[Episode],
+        sampling: Sampling,
+        order: int,
+        on_end: OnEnd | None,
+        journal: Journal | None = None,
     ) -> list[Trajectory]:
-        """Run the episodes; the engine's sessions are the episodes that may still ask it."""
-        left = len(episodes)
-        sessions = min(concurrency, left)
+        """Run the episodes in places of this order; the engine's sessions are of those that may still ask it.
+
+        The `schedule` in a trajectory's metadata has the engine's version when it began, and its begin and end in Unix seconds.
+        """
+        began: dict[int | None, dict[str, float]] = {}
 
         def make_policy(episode: Episode) -> TokenPolicy:
-            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed)
+            began[episode.seed] = {"version": self.engine.version, "began": time.time()}
+            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
 
         def ended(trajectory: Trajectory) -> None:
-            nonlocal left, sessions
-            left -= 1
-            if left < sessions:  # no episode waits for the place that is free now
-                sessions -= 1
-                self.engine.close_session()
+            trajectory.metadata["schedule"] = {**began.get(trajectory.seed, {}), "ended": time.time()}
             if on_end is not None:
                 on_end(trajectory)
 
-        self.engine.open_session(sessions)
-        try:
-            trajectories = await run_many(
-                self.make_env,
-                make_policy,
-                episodes,
-                concurrency=concurrency,
-                limits=self.limits,
-                on_end=ended,
-                play=self.play,
-            )
-        finally:
-            self.engine.close_session(sessions)
+        @asynccontextmanager
+        async def place() -> AsyncIterator[None]:
+            await self.places.take(order)
+            self.engine.open_session()
+            try:
+                yield
+            finally:
+                self.engine.close_session()
+                self.places.leave()
+
+        async def play(*given: Any, **more: Any) -> Trajectory:
+            if self.places.short(order):
+                self.engine.close_session()  # meanwhile no batch waits for this one
+                try:
+                    await self.places.exchange(order)
+                finally:
+                    self.engine.open_session()
+            return await self.play(*given, **more)
+
+        trajectories = await run_many(
+            self.make_env,
+            make_policy,
+            episodes,
+            concurrency=self.concurrency,
+            limits=self.limits,
+            on_end=ended,
+            play=play,
+            place=place,
+        )
         # Episodes fail separately; their common cause may be a dead engine.
         if any(trajectory.failed for trajectory in trajectories):
             await self.engine.live()

@@ -4,6 +4,7 @@
         ROLE/                      the same of each role that learns beside the policy, as a critic does
         state/ROLE/                `torch.distributed.checkpoint` of each role that learns (agent_train/learner/state.py)
         progress.json              where the loop is, and how long `metrics.jsonl` was
+        tasks.json                 which tasks come next, of a run that plays episodes (agent_train/rollout/draws.py)
         manifest.json              size and SHA-256 of every file above; written last
     checkpoints/latest             the name of the newest
 
@@ -18,19 +19,19 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.run_folder import RunFolder, step_of
 from agentgym.storage.files import write_json, write_text
 
 if TYPE_CHECKING:
     from agent_train.learner.actor_group import Learner
 
 FORMAT = 1
-MANIFEST, PROGRESS = "manifest.json", "progress.json"
+MANIFEST, PROGRESS, TASKS = "manifest.json", "progress.json", "tasks.json"
 _EXPORT, _UNFINISHED, REPLACED, _REMOVED = ".export", ".unfinished-", ".replaced-", ".removed-"
 CLOSE_SECONDS = 3.0  # a run that is stopped has to end within seconds
 
@@ -44,7 +45,6 @@ class Progress:
     """The loop's state between two training steps."""
 
     step: int = 0  # training steps done, which is the version of the weights too
-    tasks: int = 0  # taken of the endless sequence (`sampler.pick_tasks`); the next step begins there
     kl_coef: float = 0.0  # the coefficient of the KL to the reference in the next step
     episodes: int = 0  # finished ones, trained on or dropped
     tokens: int = 0  # of these
@@ -67,6 +67,11 @@ class Checkpoint:
         """The folder that `Learner.load_state` takes."""
         return self.path / "state" / role
 
+    def tasks(self) -> dict[str, Any]:
+        """The state that `Draws` takes."""
+        found: dict[str, Any] = json.loads((self.path / TASKS).read_text(encoding="utf-8"))
+        return found
+
 
 @dataclass
 class Checkpoints:
@@ -80,6 +85,7 @@ class Checkpoints:
     timeout: float  # seconds that writing one may take
     note: Callable[[str], None]  # takes a line for people
     elapsed: Callable[[], float] = lambda: 0.0  # tells the seconds that the run has taken
+    dump: Collection[int] = ()  # steps to replay: the checkpoint before each stays too
     _writing: asyncio.Task[None] | None = None
     _failed: str = ""
 
@@ -92,10 +98,13 @@ class Checkpoints:
             self._writing.cancel()
             await asyncio.wait([self._writing])
 
-    async def save(self, progress: Progress, learners: Mapping[str, Learner]) -> None:
+    async def save(
+        self, progress: Progress, learners: Mapping[str, Learner], tasks: Mapping[str, Any] | None = None
+    ) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
-        `learners` are the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself.
+        `learners` are the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself. `tasks` is
+        the state of the run's `Draws`.
         """
         await self.settle()
         step = progress.step
@@ -105,6 +114,8 @@ class Checkpoints:
             await asyncio.to_thread(begin, self.run, folder)
             record = {"progress": asdict(progress), "metrics_bytes": size, "elapsed": self.elapsed()}
             write_json(folder / PROGRESS, record)
+            if tasks is not None:
+                write_text(folder / TASKS, json.dumps(tasks))
         except OSError as error:
             await self._give_up(step, folder, str(error))
             return
@@ -132,7 +143,13 @@ class Checkpoints:
                 said = await asyncio.gather(*(learner.state_saved() for learner in learners))
             failed = next((text for text in said if text), "")
             if not failed:  # without a limit: it cannot be stopped half way
-                await asyncio.to_thread(commit, self.run, folder, step, self.keep)
+                committing = asyncio.ensure_future(
+                    asyncio.to_thread(commit, self.run, folder, step, self.keep, self.dump)
+                )
+                try:
+                    await asyncio.shield(committing)
+                finally:  # or the run could go back to a checkpoint and be overtaken by this one
+                    await asyncio.wait([committing])
         except TimeoutError:
             failed = f"it took longer than {self.timeout:g} s"
         except OSError as error:
@@ -148,8 +165,9 @@ class Checkpoints:
         self.note(self._failed)
 
 
-def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
-    """Make `folder` the checkpoint of a step, and the latest; then all but the `keep` newest go.
+def commit(run: RunFolder, folder: Path, step: int, keep: int, dump: Collection[int] = ()) -> None:
+    """Make `folder` the checkpoint of a step, and the latest; then the turns up to it go, and all but the `keep` newest
+    and those before a step of `dump`.
 
     Whenever the machine stops in between, the checkpoint before or this one is found whole.
     """
@@ -172,8 +190,9 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int) -> None:
     write_text(run.checkpoints / "latest", final.name + "\n")
     _to_disk(run.checkpoints)
     shutil.rmtree(replaced, ignore_errors=True)
+    run.forget_turns(step)
     for old in run.saved_checkpoints()[: -max(keep, 1)]:
-        if old != final:
+        if old != final and step_of(old) + 1 not in dump:
             # Under another name first: half of a checkpoint must not have the name of one. `begin` removed earlier ones.
             shutil.rmtree(old.rename(old.with_name(f"{_REMOVED}{old.name}")), ignore_errors=True)
 
@@ -214,6 +233,15 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
         except CheckpointError as error:
             torn.append(error)
     return None, torn
+
+
+def newest_before(run: RunFolder, step: int) -> Checkpoint | None:
+    """The newest whole checkpoint from which a step can be trained again. Changes nothing."""
+    for path in reversed(run.saved_checkpoints()):
+        if step_of(path) < step:
+            with contextlib.suppress(CheckpointError):
+                return read_checkpoint(path)
+    return None
 
 
 def begin(run: RunFolder, folder: Path) -> None:

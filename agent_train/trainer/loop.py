@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent_train.cluster.network import check_files
+from agent_train.cluster.placement import own_ray_cpus, ranks_that_fit
+from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.schema import Config
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.tiny import build_tiny
@@ -37,26 +40,49 @@ class TrainerContext:
         """Evaluate the present weights."""
         raise NotImplementedError
 
+    async def watch(self) -> None:
+        """Run beside the steps, until cancelled; an error ends the training."""
+
     async def save(self, progress: Progress) -> None:
         await self.checkpoints.save(progress, {learner.role: learner for learner in self.learners})
 
 
 async def train(context: TrainerContext) -> None:
     """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
-    settings = context.config.trainer
+    try:
+        async with asyncio.TaskGroup() as beside:
+            watching = beside.create_task(context.watch())
+            await _take_steps(context)
+            watching.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _take_steps(context: TrainerContext) -> None:
+    settings, timeline = context.config.trainer, context.tracker.timeline
     progress = context.resumed or Progress(kl_coef=context.config.algorithm.kl.coef)
-    await context.begin(progress)
+    with timeline.span("start"):
+        await context.begin(progress)
     if context.resumed is None:
-        await context.measure(0)
-        await context.save(progress)
+        with timeline.span("evaluation"):
+            await context.measure(0)
+        with timeline.span("checkpoint"):
+            await context.save(progress)
     while progress.step < context.steps:
         progress = await context.take_step(progress)
         step, is_last = progress.step, progress.step == context.steps
         if is_last or step % settings.eval_every == 0:
-            await context.measure(step)
-        if is_last or step % settings.save_every == 0:
-            await context.save(progress)
+            with timeline.span("evaluation"):
+                await context.measure(step)
+        if is_last or step % settings.save_every == 0 or step + 1 in settings.dump:
+            with timeline.span("checkpoint"):
+                await context.save(progress)
     await context.checkpoints.finish()
+
+
+def model_folder(config: Config, folder: RunFolder) -> Path:
+    """The folder of the model that a run trains, whether it is there yet or not."""
+    return Path(config.model.path).expanduser().absolute() if config.model.path else folder.path / "model"
 
 
 def find_model(config: Config, folder: RunFolder, tracker: Tracker, texts: Callable[[], Sequence[str]]) -> Path:
@@ -64,13 +90,27 @@ def find_model(config: Config, folder: RunFolder, tracker: Tracker, texts: Calla
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # it would be drawn over the display of the run
-    if config.model.path:
-        return Path(config.model.path).expanduser().absolute()
-    target = folder.path / "model"
-    if not (target / "tokenizer.json").is_file():  # written last
+    target = model_folder(config, folder)
+    if not config.model.path and not (target / "tokenizer.json").is_file():  # written last
         tracker.phase("building the tiny model")
         build_tiny(target, texts(), config.model.tiny, config.engine.max_model_len, config.trainer.seed)
     return target
+
+
+async def join_cluster(
+    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, resumes: bool, stack: AsyncExitStack
+) -> Config:
+    """Start or join Ray. The settings as they are, or of a run that resumes with as many ranks as the cluster still has room for."""
+    import ray
+
+    tracker.phase("starting Ray")
+    await start_ray(own_ray_cpus(config), stack)
+    await check_files({"trainer.runs_dir": folder.config, "model.path": model_dir / "config.json"})
+    asked, fitting = config.learner.workers, ranks_that_fit(config, ray.cluster_resources())
+    if not resumes or fitting == asked:
+        return config
+    tracker.note(f"learner.workers={asked}: the cluster has room for {fitting}, and the run goes on with these")
+    return replace(config, learner=replace(config.learner, workers=fitting))
 
 
 @asynccontextmanager
@@ -86,7 +126,8 @@ async def open_parts(
     if checkpoint is not None:
         tracker.phase("loading the checkpoint", checkpoint.path.name)
         await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
-    keep, timeout = config.trainer.keep_checkpoints, config.learner.timeout
-    async with Checkpoints(folder, keep, timeout, tracker.note, lambda: tracker.elapsed) as checkpoints:
+    trainer, timeout = config.trainer, config.learner.timeout
+    saving = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed, trainer.dump)
+    async with saving as checkpoints:
         parts = {"config": config, "folder": folder, "tracker": tracker, "checkpoints": checkpoints}
         yield parts | {"learners": learners, "steps": steps, "resumed": checkpoint and checkpoint.progress}

@@ -1,15 +1,16 @@
 """Chooses the folder of a run: a new one, or one to resume.
 
 A run continues from its newest whole checkpoint. Later files are moved aside, to names that end in `.before-resume-N`, so
-that the files read as those of an undisturbed run. Nothing here imports torch.
+that the files read as those of an undisturbed run; later turns stay, and are played again. Nothing here imports torch.
 """
 
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -25,14 +26,16 @@ from agentgym.storage.locks import hold, lock_held
 MAY_CHANGE = (
     *("trainer.name", "trainer.runs_dir", "trainer.resume", "trainer.record"),
     *("trainer.steps", "trainer.eval_every", "trainer.save_every", "trainer.keep_checkpoints"),
+    *("trainer.dump", "trainer.restarts", "trainer.trackers"),
     *("learner.workers", "learner.tensor_parallel", "learner.sequence_parallel", "learner.timeout"),
     *("learner.microbatch_tokens", "learner.head_chunk", "learner.vocab_chunk", "learner.gradient_checkpointing"),
     *("learner.offload", "learner.compile", "learner.shared_prefix", "learner.placement"),
     *("engine.port", "engine.replicas", "engine.tensor_parallel", "engine.max_concurrent", "engine.batch_wait"),
     *("engine.kv_cache_bytes", "engine.gpu_memory_utilization", "engine.start_timeout", "engine.request_timeout"),
+    *("engine.weights", "engine.adaptive", "engine.placement", "engine.urls"),
     *("sandbox", "env.url", "env.placement", "env.workers", "env.cpus", "env.step_timeout"),
 )
-_OWN = frozenset({"lock", "trajectories", "checkpoints", "logs"})
+_OWN = frozenset({"lock", "trajectories", "checkpoints", "logs", "turns"})
 _STEP_FILE = re.compile(r"(?:\w+)-(\d{6,})\.jsonl")
 _ASIDE = ".before-resume-"
 
@@ -98,17 +101,28 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
         run.write_settings(config, command)
         return OpenRun(run, None, [], lock)
     run.make_folders()
+    try:
+        return go_back(OpenRun(run, None, [], lock), config, command)
+    except ConfigError:
+        os.close(lock)
+        raise
+
+
+def go_back(opened: OpenRun, config: Config, command: Sequence[str], lost: str | None = None) -> OpenRun:
+    """The run at its newest whole checkpoint, with what it wrote later set aside. `lost`: the part that it lost, if it did not end."""
+    run = opened.folder
     checkpoint, torn = newest_whole(run)
     if config.mode == "rl" and checkpoint is not None and checkpoint.step > config.trainer.steps:
-        os.close(lock)
         raise ConfigError(
             f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"
         )
     number = 1 + max((int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")), default=0)
-    lost = _set_aside(run, checkpoint, number)
-    _write_settings_again(run, config, command, checkpoint, number)
+    cut = _set_aside(run, checkpoint, number)
+    resumed = {"step": checkpoint.step if checkpoint else None, "lost": lost, **versions(command)}
+    _write_settings_again(run, config, resumed, number)
     where = f"from step {checkpoint.step}" if checkpoint else "from the beginning: it has no whole checkpoint"
-    return OpenRun(run, checkpoint, [*map(str, torn), *lost, f"going on with {run.path.name} {where}"], lock)
+    told = f"{lost + '; ' if lost else ''}going on with {run.path.name} {where}"
+    return replace(opened, checkpoint=checkpoint, told=[*map(str, torn), *cut, told])
 
 
 def resume_command(run: RunFolder) -> list[str]:
@@ -179,9 +193,7 @@ def _cut(metrics: Path, size: int, number: int) -> list[str]:
     return told
 
 
-def _write_settings_again(
-    run: RunFolder, config: Config, command: Sequence[str], checkpoint: Checkpoint | None, number: int
-) -> None:
+def _write_settings_again(run: RunFolder, config: Config, resumed: dict[str, Any], number: int) -> None:
     """The settings as they are now, and in `versions.json` that the run was resumed, by what and where."""
     text, old = to_yaml(config), run.config.read_text(encoding="utf-8")
     if old != text:
@@ -190,6 +202,5 @@ def _write_settings_again(
     try:
         before = json.loads(run.versions.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # it is written after the settings
-        before = versions(command)
-    resumed = {"step": checkpoint.step if checkpoint else None, **versions(command)}
+        before = versions(resumed["command"])
     write_json(run.versions, {**before, "resumed": [*before.get("resumed", []), resumed]})

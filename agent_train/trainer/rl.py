@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -17,28 +17,32 @@ from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
 from agent_train.algorithms.selection import choose, more_groups, participants, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
-from agent_train.cluster.placement import own_ray_cpus
-from agent_train.cluster.ray_cluster import start_ray
+from agent_train.cluster.lost import LostError
 from agent_train.config.extensions import engines, rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
+from agent_train.learner.actor_group import LearnerError, shared_devices
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
-from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
+from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base, sends_adapters
 from agent_train.learner.tiny import texts_of_env
-from agent_train.report.metrics import Clock, step_metrics
+from agent_train.report.metrics import Clock, StepMetrics, step_metrics
 from agent_train.report.tracking import Tracker
+from agent_train.rollout.ahead import Rollouts
+from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
+from agent_train.rollout.journal import Journal
+from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import Sampler, pick_tasks
+from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_parts
+from agent_train.trainer.loop import TrainerContext, find_model, join_cluster, open_parts
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.trainer.warm_start import ExpertError, demonstrations, warm_start
-from agent_train.weights.sync import AdapterReceiver, WeightAddress, free_port, sync, sync_adapter
+from agent_train.trainer.warm_start import demonstrations, warm_start
+from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
@@ -47,6 +51,7 @@ from agentgym.rollout.episode import Limits
 from agentgym.service.client.lookup import held
 
 CLOSE_SECONDS = 5.0
+REFIT_SECONDS = 5.0  # until a refit that failed is tried again
 TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
@@ -55,16 +60,23 @@ class StepError(RuntimeError):
     """Every episode of a step or of an evaluation failed, or `algorithm.advantage` cannot take the rewards of a step."""
 
 
+# Groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rounds of dynamic sampling.
+Rollout = tuple[list[Group], list[Trajectory], int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RlContext(TrainerContext):
     """A run that plays episodes. `demonstrations` makes the samples of the warm start; None without one."""
 
     engine: Engine
     sampler: Sampler
+    draws: Draws
+    rollouts: Rollouts[tuple[Rollout, Journal]]
     models: Models
     train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Task[list[TrainingSample]] | None
+    weights: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while they change or are sent
 
     async def begin(self, progress: Progress) -> None:
         """Imitate the expert, if the settings ask for it, and give the engine the policy's weights."""
@@ -73,71 +85,124 @@ class RlContext(TrainerContext):
             self.tracker.phase("warm start", f"the expert plays {sft.episodes} episodes")
             await warm_start(self.models.policy, await self.demonstrations, sft, show, self.config.trainer.seed)
             await begin_as_policy(self.config, self.models, self.folder.start)
-        await self.sync(progress.step)
+        self.tracker.phase("connecting learner and engine")
+        async with self.weights:
+            await self.sync(progress.step)
 
     async def take_step(self, progress: Progress) -> Progress:
-        config, models, clock = self.config, self.models, Clock()
-        groups, greedy, rounds = await self.play(progress)
+        clock = Clock(self.tracker.timeline)
+        rollout, journal = await self.rollouts.take(progress.step)
+        groups, greedy, _ = rollout
+        if self.config.engine.placement == "colocated":
+            async with self.weights:
+                await self.engine.sleep()
+        pools = self.draws.played(progress.step, groups)
         clock.lap("rollout")
 
-        kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
-        samples = training_samples(config, groups, kept)
-        samples = await add_reward_model_scores(models, samples)
-        samples = await score_with_models(config, models, samples)
-        samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
-        clock.lap("score")
+        async def send(progress: Progress) -> int:
+            checksum = await self.sync(progress.step)
+            if self.config.trainer.staleness:  # else the next rollout begins after evaluation and checkpoint
+                self.rollouts.begin(progress.step)
+            return checksum
 
-        kl_coef = progress.kl_coef
-        update, critic, prm = await learn(config, models, progress, kept, samples)
-        progress = after(config, progress, groups, selection.episodes, update)
-        clock.lap("learn")
-
-        step = progress.step
-        checksum = await self.sync(step)
-        clock.lap("sync")
-
-        write_jsonl(self.folder.trajectories / f"train-{step:06d}.jsonl", _trajectories(groups))
+        progress, metrics = await train_on(self.config, self.models, progress, rollout, clock, self.weights, send)
+        write_jsonl(self.folder.episodes("train", progress.step), _trajectories(groups))
         if greedy:
-            write_jsonl(self.folder.trajectories / f"greedy-{step:06d}.jsonl", greedy)
-        spread = mean_and_spread([sample for sample in samples if sample.in_loss])
-        metrics = step_metrics(step, groups, clock, checksum, selection, spread, kl_coef, update, critic, prm)
-        self.tracker.train_step(metrics)
+            write_jsonl(self.folder.episodes("greedy", progress.step), greedy)
+        again, diverged = journal.answered, journal.diverged
+        self.tracker.train_step(replace(metrics, pools=pools, journal_turns=again, diverged=diverged))
         return progress
 
-    async def play(self, progress: Progress) -> tuple[list[Group], list[Trajectory], int]:
-        """Play the next tasks; with dynamic sampling further ones, until enough groups differ in their rewards.
-
-        Returns:
-            The groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rollouts.
-        """
-        trainer, algorithm, show = self.config.trainer, self.config.algorithm, self.tracker.episode_ended
-        tasks: list[Task] = []
-        groups: list[Group] = []
-        rounds, count = 0, trainer.groups_per_step
-        while count:
-            more = pick_tasks(self.train_tasks, progress.tasks + len(tasks), count, trainer.seed)
-            groups += await self.sampler.collect(more, progress.step, show, before=tasks)
-            tasks, rounds = tasks + more, rounds + 1
-            count = more_groups(groups, algorithm, trainer.groups_per_step, rounds)
-        remax = algorithm.advantage.name == "remax"
-        return groups, await self.sampler.play_greedily(tasks, progress.step, show) if remax else [], rounds
+    async def save(self, progress: Progress) -> None:
+        learners = {learner.role: learner for learner in self.learners}
+        await self.checkpoints.save(progress, learners, self.draws.state())
 
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""
         tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
         trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended)
-        write_jsonl(self.folder.trajectories / f"eval-{step:06d}.jsonl", trajectories)
+        write_jsonl(self.folder.episodes("eval", step), trajectories)
         self.tracker.evaluation(step, trajectories)
         if all(trajectory.failed for trajectory in trajectories):
             raise nothing_played("evaluation", trajectories)
 
+    async def watch(self) -> None:
+        """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
+        while True:
+            await self.engine.stale()
+            try:
+                async with self.weights:
+                    await self.sync(self.engine.version)
+            except LearnerError:  # steps that wait for this part would not learn of it
+                raise
+            except RuntimeError as error:
+                self.tracker.note(f"a new part of the engine did not get its weights: {error}")
+                await asyncio.sleep(REFIT_SECONDS)
+
     async def sync(self, version: int) -> int:
         """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
-        policy = self.models.policy
-        if self.config.lora.rank and self.config.engine.name == "vllm":
-            receiver = cast("AdapterReceiver", self.engine)
+        policy, receiver = self.models.policy, cast("FileReceiver", self.engine)
+        if sends_adapters(self.config):
             return await sync_adapter(policy, receiver, self.folder.path / "adapters", version)
+        if self.config.engine.weights != "collective":
+            return await sync_files(policy, receiver, self.folder.path / "weights", version)
         return await sync(policy, self.engine, version)
+
+
+async def play(
+    config: Config, sampler: Sampler, tasks: TaskSet, show: OnEnd, step: int, drawn: Sequence[int], journal: Journal
+) -> tuple[Rollout, Journal]:
+    """Play the first tasks that a step drew; with dynamic sampling further ones, until enough groups differ in their rewards.
+
+    ReMax's greedy episodes are in no journal: they are played when all others have ended, and are one for each group.
+    """
+    trainer, algorithm = config.trainer, config.algorithm
+    taken: list[Task] = []
+    groups: list[Group] = []
+    rounds, count = 0, trainer.groups_per_step
+    with journal:
+        while count:
+            more = [tasks[place] for place in drawn[len(taken) :][:count]]
+            groups += await sampler.collect(more, step, show, taken, journal)
+            taken, rounds = taken + more, rounds + 1
+            count = min(more_groups(groups, algorithm, trainer.groups_per_step, rounds), len(drawn) - len(taken))
+    remax = algorithm.advantage.name == "remax"
+    return (groups, await sampler.play_greedily(taken, step, show) if remax else [], rounds), journal
+
+
+async def train_on(
+    config: Config,
+    models: Models,
+    progress: Progress,
+    rollout: Rollout,
+    clock: Clock,
+    changing: AbstractAsyncContextManager[object],
+    send: Callable[[Progress], Awaitable[int]],
+) -> tuple[Progress, StepMetrics]:
+    """Choose, score, compute advantages, update: all of a step behind its rollout. The weights change and are sent inside `changing`.
+
+    `send` is called with the new progress, and returns the checksum of the new weights.
+    """
+    groups, greedy, rounds = rollout
+    kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
+    samples = training_samples(config, groups, kept)
+    samples = await add_reward_model_scores(models, samples)
+    samples = await score_with_models(config, models, samples)
+    samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
+    clock.lap("score")
+
+    kl_coef = progress.kl_coef
+    async with changing:
+        update, critic, prm = await learn(config, models, progress, kept, samples)
+        progress = after(config, progress, groups, selection.episodes, update)
+        clock.lap("learn")
+
+        checksum = await send(progress)
+    clock.lap("sync")
+
+    spread = mean_and_spread([sample for sample in samples if sample.in_loss])
+    measured = (clock, checksum, selection, spread, kl_coef, update, critic, prm, config.trainer.staleness > 0)
+    return progress, step_metrics(progress.step, groups, *measured)
 
 
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
@@ -235,7 +300,6 @@ def after(
         kl_coef = adapted(kl_coef, update.kl_reference, kl.target, episodes, kl.horizon)
     return Progress(
         step=progress.step + 1,
-        tasks=progress.tasks + len(played),
         kl_coef=kl_coef,
         episodes=progress.episodes + sum(not trajectory.failed for trajectory in trajectories),
         tokens=progress.tokens + sum(trajectory.sampled_tokens for trajectory in trajectories),
@@ -272,24 +336,36 @@ async def open_rl(
     await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
     async with AsyncExitStack() as stack:
-        tracker.phase("starting Ray")
-        await start_ray(own_ray_cpus(config), stack)
+        config = await join_cluster(config, folder, model_dir, tracker, checkpoint is not None, stack)
         make_env: Callable[[], Env] = spec.make
         if config.env.placement == "ray":
             tracker.phase("placing environments")
             make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
         warm = config.sft.episodes and checkpoint is None
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
+        if demonstrated is not None:
+            stack.callback(demonstrated.cancel)
         engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
-        tracker.phase("connecting learner and engine")
-        address = WeightAddress("127.0.0.1", free_port(), 1 + engine.receivers)
-        await asyncio.gather(models.policy.connect_weights(address), engine.connect_weights(address))
+        sampler, trainer = _sampler(config, make_env, engine, renderer), config.trainer
+        draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
+        playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
+
+        def play_step(step: int) -> Coroutine[Any, Any, tuple[Rollout, Journal]]:
+            return playing(step, draws.of_step(step), Journal(folder.turns_of(step + 1), tracker.note))
+
+        rollouts = Rollouts(play_step, trainer.staleness, trainer.steps)
+        if config.engine.adaptive:
+            following = follow_load(sampler.places, sampler.concurrency, engine, tracker.timeline)
+            stack.callback(asyncio.create_task(following).cancel)
+        stack.push_async_callback(rollouts.close)
         learners = [models.policy, *learning_beside(config, models)]
         opening = open_parts(config, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
             **await stack.enter_async_context(opening),
             engine=engine,
-            sampler=_sampler(config, make_env, engine, renderer),
+            sampler=sampler,
+            draws=draws,
+            rollouts=rollouts,
             models=models,
             train_tasks=train_tasks,
             test_tasks=test_tasks,
@@ -308,18 +384,22 @@ def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, render
         Sampling(config.sampling.max_tokens, config.sampling.temperature),
         group_size=config.algorithm.group_size,
         seed=config.trainer.seed,
-        concurrency=config.engine.max_concurrent * config.engine.replicas,
-        limits=Limits(step_timeout=config.env.step_timeout, act_timeout=act_timeout),
+        concurrency=config.engine.max_concurrent * config.engine.servers,
+        limits=Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=act_timeout),
         play=rollouts.load(config.env.rollout),
+        memory=config.memory,
     )
 
 
 async def _start_parts(
     config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
 ) -> tuple[Engine, Models]:
-    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails."""
+    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
 
-    async def open_engine() -> Engine:
+    A colocated engine starts first and gives its memory back, since both want the same.
+    """
+
+    async def open_engine(**placed: Any) -> Engine:
         engine: Engine = await engines.load(config.engine.name)(
             config.engine,
             model_dir,
@@ -328,16 +408,23 @@ async def _start_parts(
             seed=config.trainer.seed,
             adapter_rank=config.lora.rank,
             deterministic=config.trainer.deterministic,
+            timeline=tracker.timeline,
             on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
+            **placed,
         )
         stack.push_async_callback(_close_in_time, engine)
         return engine
 
     begin = folder.start if folder.start.is_dir() else model_dir
+    if config.engine.placement == "colocated":
+        bundles = await shared_devices(config)
+        alone = await open_engine(bundles=bundles)
+        await alone.sleep()
+        return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles)
     try:
         async with asyncio.TaskGroup() as parts:
             engine = parts.create_task(open_engine())
-            models = parts.create_task(start_models(config, model_dir, begin, stack))
+            models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return engine.result(), models.result()
@@ -357,6 +444,6 @@ async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> lis
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
-        raise ExpertError(f"the worker that makes the expert's demonstrations died: {error}") from error
+        raise LostError(f"the worker that makes the expert's demonstrations died: {error}") from error
     except TimeoutError:
         raise TimeoutError(f"the expert's demonstrations took longer than {DEMONSTRATION_SECONDS:g} s") from None

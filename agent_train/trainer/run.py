@@ -6,12 +6,14 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import trackers
-from agent_train.config.schema import Config, ConfigError
+from agent_train.config.schema import Config, ConfigError, first_line
 from agent_train.engine.base import EngineError
 from agent_train.learner.actor_group import LearnerError
 from agent_train.learner.determinism import make_deterministic
@@ -23,13 +25,14 @@ from agent_train.trainer.checkpoint import CheckpointError
 from agent_train.trainer.loop import train
 from agent_train.trainer.offline.context import open_offline
 from agent_train.trainer.offline.records import DataError
-from agent_train.trainer.resume import OpenRun, open_run, resume_command
+from agent_train.trainer.resume import OpenRun, go_back, open_run, resume_command
 from agent_train.trainer.rl import StepError, open_rl
 from agent_train.trainer.warm_start import ExpertError
 from agent_train.weights.sync import WeightSyncError
 from agentgym.viewer.export import write_report
 
 FAILURES = (
+    LostError,
     EngineError,
     LearnerError,
     RendererError,
@@ -82,13 +85,17 @@ def run(config: Config) -> int:
         make_deterministic(config.trainer.seed)
     stop = Stop()
     elapsed = checkpoint.elapsed if checkpoint else 0.0
-    also = [trackers.load(name)(folder.path) for name in config.trainer.trackers]
+    try:
+        also = [trackers.load(name)(folder.path) for name in config.trainer.trackers]
+    except Exception as failure:  # a server that refuses the key, say
+        print(f"agent-train: error: trainer.trackers: {first_line(failure)}", file=sys.stderr)
+        return 1
     with Tracker(folder, config.trainer.steps, elapsed=elapsed, also=also) as tracker:
         for line in opened.told:
             tracker.note(line)
         code, error = 0, ""
         try:
-            asyncio.run(_until_stopped(config, opened, tracker, stop))
+            asyncio.run(_until_stopped(config, opened, tracker, stop, command))
         except FAILURES as failure:
             code, error = 1, str(failure) or type(failure).__name__
         if stop.number:  # failures while stopping do not count
@@ -111,7 +118,7 @@ def run(config: Config) -> int:
     return code
 
 
-async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop) -> None:
+async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop, command: Sequence[str]) -> None:
     """Train. Ctrl-C and SIGTERM cancel this task, once; a second one ends the process at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -128,12 +135,32 @@ async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, begin, number)
     try:
-        open_mode = open_rl if config.mode == "rl" else open_offline
-        async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
-            await train(context)
-            tracker.phase("stopping")
+        await _until_done(config, opened, tracker, stop, command)
     except asyncio.CancelledError:
         if not stop.number:
             raise
     finally:
         no_longer()
+
+
+async def _until_done(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop, command: Sequence[str]) -> None:
+    """Train; if a part is lost, close all, go back to the newest checkpoint and open them again, `trainer.restarts` times without a new one."""
+    open_mode = open_rl if config.mode == "rl" else open_offline
+    most, restarts, newest = config.trainer.restarts, 0, opened.folder.named_latest()
+    while True:
+        try:
+            async with open_mode(config, opened.folder, tracker, opened.checkpoint) as context:
+                await train(context)
+                tracker.phase("stopping")
+            return
+        except LostError as lost:
+            restarts = restarts + 1 if opened.folder.named_latest() == newest else 1
+            if stop.number or restarts > most:
+                raise
+            why = first_line(lost)
+        tracker.phase("going back to the last checkpoint")
+        opened = await asyncio.to_thread(go_back, opened, config, command, why)
+        newest = opened.folder.named_latest()
+        for line in opened.told:
+            tracker.note(line)
+        tracker.go_back(opened.checkpoint.step if opened.checkpoint else 0)

@@ -5,9 +5,12 @@ versions.json        python, packages, git revision, the command
 metrics.jsonl        one JSON object a line: `kind` and `step`
 trajectories/        train-000001.jsonl, eval-000000.jsonl
 checkpoints/         step-000050/ (a Hugging Face folder with what a resumed run needs), and `latest`: the name of the newest
+turns/               000012.jsonl: what was sampled for a step that is in no checkpoint yet; see `rollout/journal.py`
 lock                 held by the process that writes
 *.before-resume-N    what came after the checkpoint that the run was resumed from
+weights/, adapters/  what servers read: 000001/
 logs/                what servers and workers print
+timeline.json        where every part spent its time, in Chrome's trace event format
 report.html
 """
 
@@ -49,8 +52,9 @@ class RunFolder:
         self.path, self.name = path, path.name
         self.config, self.versions = path / "config.yaml", path / "versions.json"
         self.metrics, self.report = path / "metrics.jsonl", path / "report.html"
+        self.timeline = path / "timeline.json"
         self.trajectories, self.checkpoints, self.logs = path / "trajectories", path / "checkpoints", path / "logs"
-        self.start = path / "start"
+        self.start, self.turns = path / "start", path / "turns"
 
     def write_settings(self, config: Config, command: Sequence[str] = ()) -> None:
         """Make the folders of a new run, and write the settings and versions into it."""
@@ -59,8 +63,22 @@ class RunFolder:
         write_json(self.versions, versions(command))
 
     def make_folders(self) -> None:
-        for folder in (self.trajectories, self.checkpoints, self.logs):
+        for folder in (self.trajectories, self.checkpoints, self.logs, self.turns):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def episodes(self, kind: str, step: int) -> Path:
+        """The file of a step's episodes: of kind train, greedy or eval."""
+        return self.trajectories / f"{kind}-{step:06d}.jsonl"
+
+    def turns_of(self, step: int) -> Path:
+        """The file of `agent_train.rollout.journal.Journal` for a training step, from 1."""
+        return self.turns / f"{step:06d}.jsonl"
+
+    def forget_turns(self, step: int) -> None:
+        """Remove those of the steps up to `step`, which a checkpoint holds."""
+        for path in self.turns.glob("*.jsonl"):
+            if path.stem.isdigit() and int(path.stem) <= step:
+                path.unlink(missing_ok=True)
 
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from agent_train.cluster.network import address_towards
 from agent_train.config.schema import first_line
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
@@ -77,7 +78,7 @@ def make_group(
         devices = [store.get(f"device/{other}").decode() for other in range(address.world_size)]
         backend = pick_backend(devices)
         process_group = _process_group(backend, store, address, rank, transfer_seconds)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise WeightTransferError(
             f"weight group: rank {rank} of {address.world_size} could not join at {address.host}:{address.port} within "
             f"{connect_seconds:g} s: {first_line(error)}. Check that every rank was started and that the port is free."
@@ -101,8 +102,10 @@ def broadcast_buckets(
     source = iter(tensors)
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket, size in _buckets(manifest, bucket_bytes):
-            flat_B = torch.zeros(size, dtype=torch.uint8, device=group.device)
+        buckets = list(_buckets(manifest, bucket_bytes))
+        memory_B = torch.zeros(max((size for _, size in buckets), default=0), dtype=torch.uint8, device=group.device)
+        for bucket, size in buckets:
+            flat_B = memory_B[:size]
             for info, start in bucket:
                 tensor = _checked(info, next(source, None))
                 sums[info.name] = checksum(tensor)
@@ -125,7 +128,7 @@ def receive_buckets(
             flat_B = torch.empty(size, dtype=torch.uint8, device=group.device)
             _broadcast(group, flat_B, bucket[0][0].name)
             for info, start in bucket:
-                bytes_B = flat_B[start : start + _size_bytes(info)]
+                bytes_B = flat_B[start : start + size_bytes(info)]
                 yield info.name, bytes_B.view(_dtype(info)).view(info.shape)
 
 
@@ -147,10 +150,8 @@ def _process_group(backend: str, store: Any, address: WeightAddress, rank: int, 
         return distributed.ProcessGroupNCCL(prefixed, rank, address.world_size, options)
     options = distributed.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=seconds)
-    # Loopback if the store is on it, so that a host name need not resolve.
-    local = address.host in ("127.0.0.1", "localhost")
-    gloo = distributed.ProcessGroupGloo
-    options._devices = [gloo.create_device(hostname="127.0.0.1") if local else gloo.create_default_device()]
+    own = address_towards(address.host, address.port)
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
     return distributed.ProcessGroupGloo(prefixed, rank, address.world_size, options)
 
 
@@ -160,16 +161,16 @@ def _buckets(manifest: Sequence[TensorInfo], most: int) -> Iterator[tuple[list[t
     end = 0
     for info in manifest:
         start = math.ceil(end / _ALIGNMENT) * _ALIGNMENT
-        if bucket and start + _size_bytes(info) > most:
+        if bucket and start + size_bytes(info) > most:
             yield bucket, end
             bucket, start = [], 0
         bucket.append((info, start))
-        end = start + _size_bytes(info)
+        end = start + size_bytes(info)
     if bucket:
         yield bucket, end
 
 
-def _size_bytes(info: TensorInfo) -> int:
+def size_bytes(info: TensorInfo) -> int:
     return math.prod(info.shape) * _dtype(info).itemsize
 
 

@@ -6,15 +6,23 @@ The manifest of names, shapes and types is known to both sides before a byte mov
 import asyncio
 import hashlib
 import json
+import logging
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
+from agent_train.cluster.lost import LostError
+from agent_train.config.schema import first_line
+
+T = TypeVar("T")
+U = TypeVar("U")
 # vLLM reads an adapter anew when it has dropped it: the newest, and the one before while requests with it end.
 KEPT = 2
+
+log = logging.getLogger(__name__)
 
 
 class WeightSyncError(RuntimeError):
@@ -64,54 +72,130 @@ def free_port(host: str = "") -> int:
 
 
 class Sender(Protocol):
-    """The learner's side. It answers with checksums."""
+    """The learner's side. It answers with checksums, and survives a WeightTransferError."""
 
     def manifest(self) -> list[TensorInfo]: ...
+
+    async def weight_address(self, receivers: int) -> WeightAddress: ...
+
+    async def connect_weights(self, address: WeightAddress) -> None: ...
 
     async def send_weights(self) -> dict[str, int]: ...
 
     async def save_adapter(self, folder: str | Path) -> dict[str, int]: ...
 
+    async def save_weights(self, folder: str | Path, whole: bool) -> dict[str, int]: ...
 
-class Receiver(Protocol):
+
+class Losing(Protocol):
+    async def live(self) -> None: ...
+
+    async def losses(self) -> int: ...
+
+
+class Receiver(Losing, Protocol):
     """The engine's side. It answers, with checksums, only when the new weights serve and the prefix cache is cleared."""
+
+    @property
+    def receivers(self) -> int: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def connect_weights(self, address: WeightAddress) -> None: ...
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]: ...
 
 
-class AdapterReceiver(Protocol):
-    """As `Receiver`, of an engine that loads adapters."""
+class FileReceiver(Losing, Protocol):
+    """As `Receiver`, of an engine that reads weights or adapters from a folder."""
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]: ...
+
+    async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]: ...
+
+    async def load_fetched(self, version: int) -> dict[str, int]: ...
 
 
 async def sync(learner: Sender, engine: Receiver, version: int) -> int:
     """Move the learner's weights into the engine as `version`, by broadcast. Returns one checksum of all tensors together.
 
-    Raises WeightSyncError if a tensor's checksum differs.
+    The weight group is made where there is none yet, and anew without a part of the engine that died. Raises
+    WeightSyncError if a tensor's checksum differs.
     """
-    manifest = learner.manifest()
-    sent, arrived = await asyncio.gather(learner.send_weights(), engine.receive_weights(manifest, version))
+
+    async def move() -> tuple[dict[str, int], dict[str, int]]:
+        await engine.live()  # a part that is being started again is waited for: a group needs a receiver
+        if not engine.connected:
+            address = await learner.weight_address(engine.receivers)
+            await _both(learner.connect_weights(address), engine.connect_weights(address))
+        return await _both(learner.send_weights(), engine.receive_weights(learner.manifest(), version))
+
+    sent, arrived = await _unless_lost(engine, move)
     return _checked(sent, arrived, f"weight sync to version {version}")
 
 
-async def sync_adapter(learner: Sender, engine: AdapterReceiver, folder: Path, version: int) -> int:
+async def _both(learner: Awaitable[T], engine: Awaitable[U]) -> tuple[T, U]:
+    """The results of both sides, which end together. A loss goes first: it is the cause; then the engine's failure: it says more."""
+    ended = await asyncio.gather(engine, learner, return_exceptions=True)
+    for end in sorted(ended, key=lambda each: not isinstance(each, LostError)):
+        if isinstance(end, BaseException):
+            raise end
+    return cast("T", ended[1]), cast("U", ended[0])
+
+
+async def _unless_lost(engine: Losing, move: Callable[[], Awaitable[T]]) -> T:
+    """The result of `move`, tried again for each part of the engine that died meanwhile."""
+    while True:
+        losses = await engine.losses()
+        try:
+            return await move()
+        except (RuntimeError, ValueError) as error:
+            if await engine.losses() == losses:
+                raise
+            log.warning("weights are sent again, since a part of the engine died: %s", first_line(error))
+
+
+async def sync_adapter(learner: Sender, engine: FileReceiver, folder: Path, version: int) -> int:
     """As `sync`, of the learner's adapter, by a new folder in `folder`, which both see; the oldest are removed."""
-    earlier, new = _adapters(folder)
+    new = _next(folder)
     sent = await learner.save_adapter(new)
-    arrived = await engine.load_adapter(new, version)
-    checksum = _checked(sent, arrived, f"adapter sync to version {version}, {new}")
-    for old in [*earlier, new][:-KEPT]:
-        shutil.rmtree(old)
-    return checksum
+    arrived = await _unless_lost(engine, lambda: engine.load_adapter(new, version))
+    return _checked(sent, arrived, f"adapter sync to version {version}, {new}")
 
 
-def _adapters(folder: Path) -> tuple[list[Path], Path]:
-    """Those of earlier syncs, the oldest first, and the place of the next one. The folder is made where it is missing."""
+async def sync_files(learner: Sender, engine: FileReceiver, folder: Path, version: int) -> int:
+    """As `sync`, by new folders in `folder`, which both see: all weights, or with `engine.weights=delta` their changes.
+
+    Nothing is loaded before every worker has read what was written. Where one has not, for example as it holds other
+    weights than those that changed, all weights are sent.
+    """
+
+    async def fetched(whole: bool) -> tuple[dict[str, int], list[dict[str, int]]]:
+        new = _next(folder)
+        sent = await learner.save_weights(new, whole)
+        return sent, [read for read in await engine.fetch_weights(new) if read != sent]
+
+    async def move() -> tuple[dict[str, int], dict[str, int]]:
+        sent, wrong = await fetched(whole=False)
+        if wrong:
+            log.info("%d workers of the engine lack what version %d changes: all weights are sent", len(wrong), version)
+            sent, wrong = await fetched(whole=True)
+        _checked(sent, (wrong or [sent])[0], f"weight sync to version {version}, reading {folder}")
+        return sent, await engine.load_fetched(version)
+
+    sent, arrived = await _unless_lost(engine, move)
+    return _checked(sent, arrived, f"weight sync to version {version}, {folder}")
+
+
+def _next(folder: Path) -> Path:
+    """The place of the next sync in a folder, which is made where it is missing. With it, the newest KEPT remain."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
-    return earlier, folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
+    for old in earlier[: 1 - KEPT]:
+        shutil.rmtree(old)
+    return folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
 
 
 def _checked(sent: Mapping[str, int], arrived: Mapping[str, int], what: str) -> int:
@@ -121,4 +205,9 @@ def _checked(sent: Mapping[str, int], arrived: Mapping[str, int], what: str) -> 
             f"{what}: {len(wrong)} of {len(sent)} tensors did not arrive as sent, first {wrong[0]!r} "
             f"(sent {sent.get(wrong[0])}, arrived {arrived.get(wrong[0])}); the engine must not be used"
         )
-    return int(hashlib.sha256(json.dumps(sorted(sent.items())).encode()).hexdigest()[:12], 16)
+    return checksum_of_all(sent)
+
+
+def checksum_of_all(sums: Mapping[str, int]) -> int:
+    """One number for the checksums of all tensors, by name."""
+    return int(hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()[:12], 16)

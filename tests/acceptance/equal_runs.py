@@ -12,14 +12,15 @@ from training_process import Training
 from agentgym.core.trajectory import read_jsonl
 
 TIMES = {"elapsed", "tokens_per_second", "seconds"}
+OF_EARLIER_STARTS = {"journal_turns", "diverged"}
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of metrics without what a clock measured."""
+    """A record of metrics without what a clock measured, and without what tells that the run was resumed."""
     return {
         key: without_times(value) if isinstance(value, dict) else value
         for key, value in record.items()
-        if key not in TIMES and not key.endswith("_seconds")
+        if key not in TIMES | OF_EARLIER_STARTS and not key.endswith("_seconds")
     }
 
 

@@ -30,11 +30,12 @@ def leave_as_killed_after(step: int, run: Training, folder: Path) -> None:
     (folder / "checkpoints" / "latest").write_text(f"step-{step:06d}\n")
 
 
-def test_a_reward_model_and_an_adapter_that_learn_go_on_where_they_were(tmp_path: Path) -> None:
-    """PRIME drops groups without spread: four of four episodes leave some."""
+def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(tmp_path: Path) -> None:
+    """PRIME drops groups without spread: four of four episodes leave some. Of 100,000 tasks those that were played come again."""
     settings = (
         *(*SETTINGS, "engine=embedded", "trainer.deterministic=true", "trainer.steps=2"),
         *("trainer.groups_per_step=4", "algorithm=prime", "lora.rank=4"),
+        *("pools.groups=2", "pools.revisit=1", "pools.weights.unseen=0.1"),
     )
     with training(tmp_path, *settings) as undisturbed:
         assert undisturbed.wait() == 0, undisturbed.told()
@@ -45,6 +46,10 @@ def test_a_reward_model_and_an_adapter_that_learn_go_on_where_they_were(tmp_path
     assert_equal_runs(run, undisturbed)
     assert_equal_states(run, undisturbed, ("policy", "prm"), tmp_path)
     assert all(record["prm"]["grad_norm"] > 0 for record in run.of_kind("train"))
+    assert (run.checkpoint / "tasks.json").read_text() == (undisturbed.checkpoint / "tasks.json").read_text()
+    last = run.of_kind("train")[-1]["pools"]
+    assert sum(last["tasks"].values()) == 100_000
+    assert last["played"]["unseen"] < 1, "a task was played again"
 
 
 def tasks_of(run: Training) -> dict[str, list[str]]:
@@ -56,22 +61,19 @@ def tasks_of(run: Training) -> dict[str, list[str]]:
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("placement", ["own", "colocated"])
 def test_a_run_whose_vllm_server_was_killed_goes_on_without_a_prompt_skipped_or_taken_twice(
-    tmp_path: Path, uncut: bool
+    tmp_path: Path, uncut: bool, placement: str
 ) -> None:
     if not uncut:
         pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
-    settings = (*SETTINGS, "engine=vllm", "trainer.steps=4")
+    settings = (*SETTINGS, "engine=vllm", f"engine.placement={placement}", "trainer.steps=4")
     with training(tmp_path, *settings) as undisturbed:
         assert undisturbed.wait() == 0, undisturbed.told()
-        for records in (1, 2):
-            with training(tmp_path, *settings, name=NAME) as run:
-                run.wait_for("its beginning", lambda: "reading tasks" in run.out)
-                enough = run.measured + records
-                run.wait_for("records", lambda enough=enough: run.measured >= enough)
-                run.find("vllm.entrypoints.openai.api_server").kill()
-                run.end_as_killed(driver=False)
         with training(tmp_path, *settings, name=NAME) as run:
+            for records in (1, 2):
+                run.wait_for("records", lambda enough=records: run.measured >= enough)
+                run.find("vllm.entrypoints.openai.api_server").kill()
             assert run.wait() == 0, run.told()
             assert tasks_of(run) == tasks_of(undisturbed)
             assert [record["step"] for record in run.of_kind("train")] == [1, 2, 3, 4]

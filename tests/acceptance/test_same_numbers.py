@@ -41,7 +41,7 @@ import pytest
 import torch
 from equal_runs import assert_equal_runs, assert_equal_states, sampled, without_times
 from safetensors.torch import load_file
-from training_process import Training, training
+from training_process import COMMAND, ENDED_SECONDS, Training, training
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 RECORDS = Path(__file__).parent / "records" / "same_numbers.json"
@@ -324,8 +324,21 @@ def test_on_a_machine_like_the_recorded_one_all_is_equal_to_the_bit(made, record
     assert not found, "\n".join([summary, *map(str, found)])
 
 
+@pytest.mark.parametrize("name", ["ppo-seed-0", "dynamic-sampling-seed-0"])
+def test_all_steps_of_a_run_are_trained_again_to_the_bit_without_its_engine(made, name: str) -> None:
+    run = made(name)
+    words = [COMMAND, "replay", str(run.folder), "step=1", f"through={STEPS}"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=SECONDS)
+    told = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert told == [f"step {step}: the same weights, bit for bit" for step in range(1, STEPS + 1)], done.stderr
+    assert ("critic.loss" in done.stdout) == name.startswith("ppo")
+
+
 def kill(run: Training, victim: str, further: int) -> bool:
-    """SIGKILL a part once the run has measured `further` more records and the part is there; False if the run ended before."""
+    """SIGKILL a part once the run has measured `further` more records and the part is there; False if the run ended before.
+
+    The driver is killed in the middle of a rollout, when some of its turns are on disk.
+    """
     run.wait_for("its beginning", lambda: "reading tasks" in run.out)
     target = run.measured + further
     found: psutil.Process | subprocess.Popen[bytes] | None = None
@@ -334,7 +347,10 @@ def kill(run: Training, victim: str, further: int) -> bool:
             return False
         time.sleep(0.01)
         if run.measured >= target:
-            found = run.process if victim == "driver" else run.find("ray::_Actor")
+            if victim == "rank":
+                found = run.find("ray::_Actor")
+            elif (turns := run.folder / "turns" / f"{len(run.of_kind('train')) + 1:06d}.jsonl").exists():
+                found = run.process if turns.stat().st_size else None
     found.send_signal(signal.SIGKILL)
     return True
 
@@ -344,15 +360,20 @@ def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(made, tmp
     name, steps = "ppo-seed-0", 24 if uncut else STEPS
     settings = (*RUNS[name], f"trainer.steps={steps}", "trainer.eval_every=5", "trainer.save_every=1")
     rng = random.Random(6)
-    for victim in ["rank", "driver"] * (10 if uncut else 1):
+    for _ in range(10 if uncut else 1):
         with training(tmp_path, *settings, name="killed") as run:
-            # Without a checkpoint it begins anew: at first it is killed in the warm start, afterwards later.
-            before = 0 if not run.folder.exists() or (run.folder / "checkpoints" / "latest").exists() else WARM_RECORDS
-            assert kill(run, victim, before + rng.randint(0, 4))
-            run.end_as_killed(driver=victim == "driver")
+            assert kill(run, "rank", rng.randint(0, 4)), run.told()  # at first in the warm start, which begins anew
+            run.wait_for("going back", lambda run=run: "; going on with killed" in run.out)
+            before = 0 if (run.folder / "checkpoints" / "latest").exists() else WARM_RECORDS
+            assert kill(run, "driver", before + rng.randint(0, 4)), run.told()
+            assert run.wait() == -signal.SIGKILL
+            assert run.left_behind(ENDED_SECONDS) == []
     with training(tmp_path, *settings, name="killed") as run:
         assert run.wait(SECONDS) == 0, run.told()
         assert "going on with killed" in run.out
+        assert sum(record["journal_turns"] for record in run.of_kind("train")) > 0
+        assert all(record["diverged"] == 0 for record in run.of_kind("train"))
+        assert not list((run.folder / "turns").iterdir()), "the last checkpoint holds all that they were for"
     with training(tmp_path, *settings) if uncut else contextlib.nullcontext(made(name)) as undisturbed:
         assert undisturbed.wait(SECONDS) == 0, undisturbed.told()
     assert_equal_runs(run, undisturbed)

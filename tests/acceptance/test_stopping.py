@@ -20,6 +20,7 @@ from training_process import (
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 STOP_SECONDS = 10.0
 VLLM = ("+env=frozen_lake", "engine=vllm", "trainer.steps=5")
+COLOCATED = (*VLLM, "engine.placement=colocated")
 EMBEDDED = ("+env=frozen_lake", "engine=embedded", "trainer.steps=5")
 
 
@@ -27,7 +28,7 @@ STOPS = {
     "Ctrl-C while packages are imported": (signal.SIGINT, importing, (*EMBEDDED, *SMALL)),
     "SIGTERM while vLLM starts": (signal.SIGTERM, server_started, (*VLLM, *SMALL)),
     "SIGTERM in the warm start": (signal.SIGTERM, warm_start, (*EMBEDDED, *SMALL, "sft.episodes=1024")),
-    "Ctrl-C in a rollout": (signal.SIGINT, rollout, (*VLLM, *LONG_STEPS)),
+    "Ctrl-C in a rollout of a colocated engine": (signal.SIGINT, rollout, (*COLOCATED, *LONG_STEPS)),
     "SIGTERM in an update": (signal.SIGTERM, update, (*EMBEDDED, *LONG_STEPS, "learner.workers=2")),
 }
 

@@ -52,8 +52,8 @@ def test_the_metrics_are_complete_and_finite(run) -> None:
     for record in run.metrics:
         wanted = {field.name for field in dataclasses.fields(kinds[record["kind"]])} | {"kind", "elapsed"}
         assert set(record) == wanted
-        absent = {"critic", "prm"} & set(record)  # roles that the default job has not
-        assert [name for name, value in record.items() if value is None] == sorted(absent)
+        absent = {"critic", "prm", "pools"} & set(record)  # which the default job has not
+        assert {name for name, value in record.items() if value is None} == absent
         parts = [value for value in record.values() if isinstance(value, dict)]
         numbers = [n for part in (record, *parts) for n in part.values() if not isinstance(n, str | dict | None)]
         assert all(map(math.isfinite, numbers)), record
@@ -141,6 +141,20 @@ def test_the_result_is_the_curve_and_the_command(run) -> None:
     assert (result["env"], result["seed"]) == ("frozen_lake", 0)
     assert result["command"].startswith("agent-train +env=frozen_lake ")
     assert result["minutes"] > 0
+
+
+def test_the_timeline_has_every_part_of_the_run(run) -> None:
+    events = json.loads((run.folder / "timeline.json").read_text() + "]")
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {name: {each["name"] for each in events if rows[each["tid"]] == name} for name in rows.values()}
+    assert {"start", "evaluation", "checkpoint", "rollout", "score", "learn", "sync"} <= names["loop 0"]
+    for rank in range(2):
+        assert {"sft", "update", "send_weights"} <= names[f"policy rank {rank}"]
+    assert {"requests of engine 0", f"loads version {STEPS}"} <= names["engine 0"]
+    assert {"engine", "environment"} <= names["episode 15"]
+    updates = [each for each in events if each["name"] == "update" and rows[each["tid"]] == "policy rank 0"]
+    told = sum(record["learn_seconds"] for record in run.of_kind("train"))
+    assert sum(each["dur"] for each in updates) / 1e6 == pytest.approx(told, rel=0.2)
 
 
 def test_the_settings_and_versions_are_kept(run) -> None:

@@ -91,18 +91,47 @@ def measure(worker, case, config, folder):
         metrics, gradients = lora_gradients(worker, share)
     else:
         metrics, gradients = gradients_of(worker, share)
-    after = None
+    after, sent = None, 0.0
     if case.role == "policy":
-        worker.update([share], lr_scale=0.1)
+        with counted_traffic() as traffic:
+            worker.update([share], lr_scale=0.1)
+        sent = sum(traffic) / len(share.micro_batches)
         after = worker.logprobs(share)
     later = save_state(worker, folder / f"{case.name} state") if case.state else None
     mine = {
         "held": held,
+        "sent": sent,
+        "states": held * 4
+        + sum(local(value).nbytes for of in worker.optimizer.state.values() for value in of.values()),
         "decays": decaying(worker, config),
         "metrics": dataclasses.asdict(metrics),
         "manifest": worker.manifest(),
     }
     return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after, "later": later}
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@contextlib.contextmanager
+def counted_traffic():
+    """The bytes that FSDP's collectives send from this rank: a list that grows."""
+    sent, gather, scatter = [], dist.all_gather_single, dist.reduce_scatter_single
+
+    def gathering(output_tensor, input_tensor, *more, **options):
+        sent.append(output_tensor.nbytes - input_tensor.nbytes)
+        return gather(output_tensor, input_tensor, *more, **options)
+
+    def scattering(output, input, **options):
+        sent.append(input.nbytes - output.nbytes)
+        return scatter(output=output, input=input, **options)
+
+    dist.all_gather_single, dist.reduce_scatter_single = gathering, scattering
+    try:
+        yield sent
+    finally:
+        dist.all_gather_single, dist.reduce_scatter_single = gather, scatter
 
 
 def decaying(worker, config):

@@ -12,7 +12,15 @@ import pytest
 
 from agent_train.config.schema import Config
 from agent_train.trainer import checkpoint as module
-from agent_train.trainer.checkpoint import CheckpointError, Checkpoints, Progress, commit, newest_whole, read_checkpoint
+from agent_train.trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    Progress,
+    commit,
+    newest_before,
+    newest_whole,
+    read_checkpoint,
+)
 from agent_train.trainer.run_folder import RunFolder
 
 
@@ -74,11 +82,29 @@ def test_a_checkpoint_has_the_model_in_front_and_the_state_behind(run):
     assert run.latest_checkpoint() == found.path
 
 
+def test_the_turns_that_a_checkpoint_holds_are_removed_and_those_of_later_steps_stay(run):
+    for step in (1, 2, 3):
+        run.turns_of(step).touch()
+    (run.turns / "mine.jsonl").touch()
+    saved(run, 2)
+    assert sorted(path.name for path in run.turns.iterdir()) == ["000003.jsonl", "mine.jsonl"]
+
+
 def test_only_the_newest_stay(run):
     saved(run, 0, 5, 10, 1_000_000, keep=2)
     assert names(run) == ["latest", "step-000010", "step-1000000"]
     saved(run, 1_000_001, keep=0)
     assert names(run) == ["latest", "step-1000001"]
+
+
+def test_the_checkpoint_before_a_step_to_replay_stays_too(run):
+    for step in (0, 11, 12, 20, 30):
+        commit(run, written(run, step), step, 2, dump=[12, 20])
+    assert names(run) == ["latest", "step-000011", "step-000020", "step-000030"]
+    assert newest_before(run, 12).step == newest_before(run, 20).step == 11
+    assert newest_before(run, 11) is None
+    (run.checkpoints / "step-000020" / "progress.json").write_text("")
+    assert newest_before(run, 30).step == 11, "the newest that is whole"
 
 
 FILE_OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}

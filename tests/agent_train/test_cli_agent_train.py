@@ -45,6 +45,9 @@ BAD = {
     "mode with an environment": (["mode=sft", "+env=frozen_lake", "data.train=x"], "env=frozen_lake: mode=sft"),
     "mode with a setting of one": (["mode=rm", "env.kwargs.size=3", "data.train=x"], "env.kwargs.size: mode=rm"),
     "file without a mode": ([*QUICK, "data.train=x"], "data.train=x: has no effect without mode=sft or dpo or rm"),
+    "replay of nothing": (["replay"], "replay: names no run"),
+    "replay of no run": (["replay", "runs/no", "step=2"], "runs/no: no run that trained"),
+    "dump of no step": ([*QUICK, "trainer.dump=[0]"], "trainer.dump=[0]: steps are numbered from 1"),
     "unknown preference loss": (["mode=dpo", "data.train=x", "data.loss=kt"], "data.loss=kt: unknown"),
 }
 

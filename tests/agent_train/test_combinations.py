@@ -13,6 +13,9 @@ from agent_train.config.compose import choices
 from agent_train.config.schema import settings
 from agent_train.config.validation import wrong_values
 
+OPENAI, SGLANG = ([f"engine.name={name}", "engine.weights=disk"] for name in ("openai", "sglang"))  # as `engine=` sets
+AT_H = ["engine.urls=[http://h:1]", "model.path=/model"]
+
 
 def problems(*overrides):
     config = settings_of(*overrides)
@@ -37,8 +40,30 @@ def test_every_recipe_goes_together(name):
             ["algorithm=icepop", "algorithm.correction.low=9"],
             ["algorithm.correction.low=9", "below algorithm.correction.high"],
         ),
+        (["engine.name=embedded", "engine.weights=disk"], ["engine.weights=disk", "without engine.name=vllm"]),
+        (["engine.weights=delta", "lora.rank=4"], ["engine.weights=delta", "lora.rank=4", "leave it out"]),
+        ([*OPENAI], ["engine.name=openai", "names no server", "engine.urls=[http"]),
+        ([*SGLANG, "engine.urls=[http://h:1]"], ["model.path", "have a model already"]),
+        (["engine.urls=[http://h:1]"], ["engine.urls=", "without engine.name=openai or sglang"]),
+        ([*OPENAI, "engine.urls=[h:1]"], ["engine.urls", "'h:1' is no URL", "http://HOST:PORT"]),
+        ([*OPENAI, "engine.urls=[http://h:no]"], ["engine.urls", "'http://h:no' is no URL"]),
+        ([*OPENAI, "engine.urls=[http://h/model]"], ["engine.urls", "'http://h/model' is no URL"]),
+        ([*OPENAI, "engine.urls=['http://me:secret@h:1']"], ["engine.urls", "ENGINE_API_KEY"]),
+        ([*OPENAI, "engine.urls=[http://h:1,http://h:1/v1]"], ["engine.urls", "twice"]),
+        ([*OPENAI, *AT_H, "engine.weights=collective"], ["weights=collective", "set engine.weights=disk"]),
+        ([*SGLANG, *AT_H, "engine.weights=delta"], ["engine.weights=delta", "set engine.weights=disk"]),
+        ([*OPENAI, *AT_H, "engine.replicas=2"], ["engine.replicas=2", "started by others"]),
+        ([*OPENAI, *AT_H, "engine.adaptive=true"], ["engine.adaptive=True", "without engine.name=vllm"]),
+        ([*SGLANG, *AT_H, "engine.keep_cache=true"], ["keep_cache=True", "without engine.name=vllm"]),
+        ([*SGLANG, *AT_H, "sampling.temperature=0.7"], ["temperature=0.7", "SGLANG_RETURN_ORIGINAL_LOGPROB"]),
         (["algorithm.reduction=constant"], ["reduction=constant", "reduction_length"]),
         (["algorithm.reduction_length=5"], ["reduction_length=5", "without algorithm.reduction=constant"]),
+        (["memory.name=sumary"], ["memory.name=sumary", "did you mean summary"]),
+        (["memory.tokens=99"], ["memory.tokens=99", "without memory.name=summary"]),
+        (["memory.name=summary", "memory.tokens=50", "memory.room=53"], ["memory.room=53", "at least the 54 tokens"]),
+        (["memory.name=summary", "memory.tokens=50", "memory.room=512"], ["memory.room=512", "max_model_len=512"]),
+        (["memory.name=summary", "memory.tokens=508"], ["memory.tokens=508", "engine.max_model_len=512"]),
+        (["memory.name=summary", "reward_model.path=/"], ["reward_model.path=/", "memory.name=none"]),
         (["algorithm=gspo", "algorithm.advantage.name=gigpo"], ["loss=gspo", "advantage gigpo", "loss=gspo_token"]),
         (["algorithm=gmpo", "algorithm.advantage.name=turn"], ["loss=gmpo", "advantage turn", "gspo_token or ppo"]),
         (["algorithm=gspo", "algorithm.reduction=token-mean"], ["reduction=token-mean", "seq-mean", "gspo_token"]),
@@ -108,3 +133,14 @@ def choices(key):
 def test_nothing_of_this_imports_torch():
     code = "import sys; import agent_train.config.validation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("own", [OPENAI, SGLANG])
+def test_engines_that_others_run_go_with_adapters_and_with_rollouts_ahead(own):
+    assert problems(*own, *AT_H, "lora.rank=4", "trainer.staleness=2") == []
+
+
+def test_a_secret_in_a_url_is_not_repeated():
+    told = problems(*OPENAI, "engine.urls=['http://me:secret@h:1']")
+    assert told
+    assert "secret@" not in "".join(told)

@@ -21,6 +21,8 @@ from agent_train.config.schema import Config, ConfigError, TrainerConfig, settin
 from agentgym.core.env import Env
 from agentgym.core.registration import registry
 
+PRESETS = {"swe_bench_small": "swe_bench"}  # further files of configs/env, and the environment that each is for
+
 
 class Unlisted(Env):
     """An environment with no id and no file in configs/."""
@@ -112,7 +114,7 @@ def test_every_file_of_configs_composes():
     for group in GROUPS:
         assert choices(group), f"configs/{group} is empty"
     for env in choices("env"):
-        assert compose([f"+env={env}"]).env.id == env
+        assert compose([f"+env={env}"]).env.id == PRESETS.get(env, env)
     for group in set(GROUPS) - {"env", "algorithm"}:  # recipes of algorithms: test_recipes.py
         for name in choices(group):
             assert compose(["+env=frozen_lake", f"{group}={name}"])
@@ -120,7 +122,20 @@ def test_every_file_of_configs_composes():
 
 def test_every_shipped_environment_has_a_file():
     shipped = {spec.id for spec in registry.values() if str(spec.entry_point).startswith("agentgym_envs.")}
-    assert shipped == set(choices("env")) - {"remote"}
+    assert shipped == set(choices("env")) - {"remote", *PRESETS}
+
+
+def test_swe_bench_has_settings_for_a_node_of_gpus_a_small_model_and_the_tiny_policy(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 4096}')
+    node, small = (compose([f"+env={name}", f"model.path={tmp_path}"]) for name in ("swe_bench", "swe_bench_small"))
+    tiny = compose(["+env=swe_bench"])
+    assert node.engine.replicas * node.engine.tensor_parallel + node.learner.workers == 8
+    assert node.engine.replicas * node.engine.max_concurrent == node.trainer.groups_per_step * node.algorithm.group_size
+    assert small.env.kwargs["interface"] == "text"
+    assert node.pools.groups
+    assert small.pools.groups
+    assert (tiny.engine.replicas, tiny.learner.lr, tiny.trainer.staleness) == (1, 1e-3, 0)
+    assert tiny.env.kwargs["max_turns"] < node.env.kwargs["max_turns"]
 
 
 def test_configs_is_found_in_the_checkout_and_in_the_package():

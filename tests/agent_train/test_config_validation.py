@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_train.config import validation
+from agent_train.config import combinations, validation
 from agent_train.config.compose import choices, compose
 from agent_train.config.schema import Config, ConfigError
 from agent_train.config.validation import validate, visible_gpus
@@ -100,7 +100,6 @@ POSITIVE = [
     "trainer.eval_every",
     "trainer.save_every",
     "trainer.keep_checkpoints",
-    "env.step_timeout",
 ]
 
 
@@ -119,6 +118,7 @@ def test_a_size_that_is_not_positive_is_refused(key, value, tmp_path):
         "engine.port=0",
         "learner.warmup_steps=0",
         "trainer.seed=0",
+        "env.step_timeout=0",
         "learner.beta1=0",
     ],
 )
@@ -268,6 +268,33 @@ def test_more_workers_or_servers_than_gpus(tmp_path, monkeypatch):
     (text,) = problems(tmp_path, "learner.workers=2")
     assert text.startswith("learner.workers=2")
     assert any(p.startswith("engine.replicas=2") for p in problems(tmp_path, "engine.name=vllm", "engine.replicas=2"))
+
+
+@pytest.mark.parametrize(
+    ("override", "cause"),
+    [
+        ("trainer.staleness=1", "set trainer.staleness=0"),
+        ("engine.tensor_parallel=2", "set engine.tensor_parallel=1"),
+        ("engine.replicas=3", "engine.replicas=3 servers need a device each"),
+        ("learner.placement=own", "set learner.placement=shared"),
+    ],
+)
+def test_what_cannot_share_devices(override, cause, tmp_path):
+    shared = ("engine=vllm", "engine.placement=colocated", "learner.workers=2", "algorithm.kl.coef=0.1")
+    validate(settings(tmp_path, *shared))
+    (text,) = problems(tmp_path, *shared, override)
+    assert text.startswith("engine.placement=colocated: ")
+    assert cause in text
+
+
+def test_a_learner_that_would_keep_its_part_of_a_shared_gpu(tmp_path, monkeypatch):
+    """A double stands for a machine with one GPU."""
+    monkeypatch.setattr(combinations, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(validation, "visible_gpus", lambda: 1)
+    shared = ("engine=vllm", "engine.placement=colocated", "learner.workers=1")
+    (text,) = problems(tmp_path, *shared)
+    assert "set learner.offload=true" in text
+    validate(settings(tmp_path, *shared, "learner.offload=true"))
 
 
 def test_no_gpu_is_counted_that_is_hidden(monkeypatch):

@@ -8,7 +8,7 @@ from agent_train.config import combinations
 from agent_train.config import compose as composing
 from agent_train.config.combinations import unusual
 from agent_train.config.compose import compose
-from agent_train.config.model_folder import is_tiny, parameters_of
+from agent_train.config.model_folder import is_tiny, shape_of
 
 REAL = {"hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 151936, "intermediate_size": 4864}
 TINY = {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 512, "intermediate_size": 384}
@@ -63,11 +63,11 @@ def test_a_folder_of_a_tiny_model_has_the_defaults_of_the_tiny_model(tmp_path):
 
 def test_the_size_of_a_model_is_read_from_its_folder(tmp_path):
     folder(tmp_path, REAL)
-    assert parameters_of(tmp_path) == pytest.approx(0.49e9, rel=0.1)
+    assert shape_of(tmp_path).parameters == pytest.approx(0.66e9, rel=0.01)
     assert not is_tiny(tmp_path)
     assert is_tiny(None)
     (tmp_path / "config.json").write_text("{}")
-    assert parameters_of(tmp_path) is None
+    assert shape_of(tmp_path) is None
     assert not is_tiny(tmp_path)
 
 

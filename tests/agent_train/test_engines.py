@@ -1,7 +1,9 @@
 """What both engines promise, on the embedded one and on a real vLLM server."""
 
 import asyncio
-import os
+import copy
+import dataclasses
+import json
 import random
 import signal
 import time
@@ -11,17 +13,26 @@ import psutil
 import pytest
 import torch
 from engine_models import MAX_LEN, build, manifest_of, perturb, reference_greedy, reference_logprobs
+from learner_cases import InProcess, make_config, make_rows, one_rank
 from transformers import AutoModelForCausalLM
 
 from agent_train.config.extensions import engines
 from agent_train.config.schema import Config, EngineConfig
+from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
-from agent_train.engine.base import EngineError, Sampling
+from agent_train.engine import servers
+from agent_train.engine.base import EngineError, Load, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
+from agent_train.engine.http import get
 from agent_train.engine.teacher import Teacher
 from agent_train.engine.vllm import MODEL_NAME
+from agent_train.learner.fsdp import full_tensors
+from agent_train.report.timeline import Timeline
+from agent_train.rollout import places
+from agent_train.rollout.places import Places, fitting, follow_load
 from agent_train.weights.collective import broadcast_buckets, make_group
-from agent_train.weights.sync import WeightAddress, free_port
+from agent_train.weights.files import CHANGES, WHOLE
+from agent_train.weights.sync import WeightAddress, checksum_of_all, free_port, sync_files
 
 
 @dataclass
@@ -29,6 +40,7 @@ class Served:
     """An engine, and a transformers model that always has the weights that the engine should have."""
 
     engine: object
+    config: EngineConfig
     model: torch.nn.Module
     runner: asyncio.Runner
     progress: list = field(default_factory=list)
@@ -46,24 +58,22 @@ class Served:
         return self.run(all_of_them())
 
     def sync(self, version: int) -> tuple[dict, dict]:
+        return self.run(self.syncing(version))
+
+    async def syncing(self, version: int) -> tuple[dict, dict]:
         """Send the model's weights over a real collective while the engine receives."""
-
-        async def both():
-            if self.group is None:
-                address = WeightAddress("127.0.0.1", free_port("127.0.0.1"), 1 + self.engine.receivers)
-                self.group, _ = await asyncio.gather(
-                    asyncio.to_thread(make_group, address, 0, "cpu"), self.engine.connect_weights(address)
-                )
-            named = list(self.model.named_parameters())
-            manifest = manifest_of(named)
-            receiving = asyncio.ensure_future(self.engine.receive_weights(manifest, version))
-            await asyncio.sleep(0.3)
-            assert not receiving.done()
-            assert self.engine.version != version
-            sent = await asyncio.to_thread(broadcast_buckets, self.group, manifest, [p for _, p in named])
-            return sent, await receiving
-
-        return self.run(both())
+        if self.group is None:
+            address = WeightAddress("127.0.0.1", free_port("127.0.0.1"), 1 + self.engine.receivers)
+            self.group, _ = await asyncio.gather(
+                asyncio.to_thread(make_group, address, 0, "cpu"), self.engine.connect_weights(address)
+            )
+        named = list(self.model.named_parameters())
+        manifest = manifest_of(named)
+        receiving = asyncio.ensure_future(self.engine.receive_weights(manifest, version))
+        await asyncio.sleep(0.3)
+        assert not receiving.done()
+        sent = await asyncio.to_thread(broadcast_buckets, self.group, manifest, [p for _, p in named])
+        return sent, await receiving
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +85,8 @@ def model_dir(tmp_path_factory):
 def served(request, model_dir, tmp_path_factory):
     torch.set_num_threads(1)
     logs = tmp_path_factory.mktemp("logs")
-    config = EngineConfig(name=request.param, max_model_len=MAX_LEN, kv_cache_bytes=64 << 20, start_timeout=240)
+    config = EngineConfig(name=request.param, max_model_len=MAX_LEN, kv_cache_bytes=32 << 20, start_timeout=240)
+    config.adaptive = config.name == "vllm"
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     progress: list = []
     if request.param == "vllm":
@@ -90,12 +101,13 @@ def served(request, model_dir, tmp_path_factory):
                 logs,
                 dtype="float32",
                 deterministic=False,
+                timeline=Timeline(logs / "timeline.json"),
                 on_progress=lambda line, seconds: progress.append((line, seconds)),
             )
         )
-        pids = [replica_pid(runner, each) for each in getattr(engine, "replicas", [])]
+        pids = [pid_of(runner, server) for server in servers_of(engine)]
         family = [p for pid in pids for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
-        yield Served(engine, model, runner, progress)
+        yield Served(engine, config, model, runner, progress)
         begun = time.monotonic()
         runner.run(engine.close())
         runner.run(engine.close())
@@ -107,8 +119,27 @@ def served(request, model_dir, tmp_path_factory):
             ray.shutdown()
 
 
-def replica_pid(runner, replica) -> int:
-    return runner.run(replica.call("state")).pid
+@pytest.fixture
+def learner(served, model_dir):
+    """A learner that sends its weights by files; `engine.weights` is the engine's."""
+    config = dataclasses.replace(make_config(lr=0.01), engine=served.config)
+    with one_rank(model_dir, config) as worker:
+        yield InProcess(worker, config)
+
+
+def update(learner, served, seed: int) -> None:
+    """One update, after which the model has the learner's weights."""
+    worker = learner.actors[0]
+    worker.update([rank_batches(make_rows(seed=seed), 1, 10_000)[0]])
+    served.model.load_state_dict(dict(full_tensors(worker.module)), strict=False)
+
+
+def servers_of(engine) -> list:
+    return engine.servers.all if hasattr(engine, "servers") else []
+
+
+def pid_of(runner, server) -> int:
+    return runner.run(server.call("state")).pid
 
 
 def some_prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -163,11 +194,12 @@ def test_logprobs_are_those_of_logits_over_temperature(served, temperature: floa
     assert gaps.max() < 1e-3
 
 
-def test_a_server_is_a_teacher_that_scores_exact_ids_as_transformers_does(served, model_dir) -> None:
-    if not hasattr(served.engine, "replicas"):
+def test_a_server_is_a_teacher_that_scores_exact_ids_as_transformers_does(served, model_dir, monkeypatch) -> None:
+    if not servers_of(served.engine):
         pytest.skip("the embedded engine has no endpoint")
     config = Config()
-    config.teacher.url, config.teacher.model = f"{served.engine.replicas[0].url}/v1", MODEL_NAME
+    config.teacher.url, config.teacher.model = f"{served.engine.servers.all[0].url}/v1", MODEL_NAME
+    monkeypatch.setenv("TEACHER_API_KEY", served.engine.key)
     rng = random.Random(3)
     rows = [
         TrainingSample(ids, [t > 0 and rng.random() < 0.5 for t in range(len(ids))], [0.0] * len(ids), temperature=0.5)
@@ -271,6 +303,27 @@ def test_new_weights_arrive_whole_and_answer_from_then_on(served) -> None:
             assert set(old.versions) == {version - 1}
 
 
+def test_a_server_that_sleeps_answers_nothing_until_weights_wake_it(served) -> None:
+    """A vLLM on a CPU keeps its memory asleep. Its scheduler stops all the same, and the order of the calls is the same."""
+    if not servers_of(served.engine):
+        pytest.skip("the embedded engine does not sleep")
+    version = served.engine.version + 1
+
+    async def through_the_night():
+        url = served.engine.servers.all[0].url
+        await served.engine.sleep()
+        asked = asyncio.ensure_future(served.engine.generate([5, 6, 7], Sampling(9, temperature=0.0)))
+        paused = await get(served.engine.servers.client, f"{url}/is_paused", 5.0)
+        perturb(served.model, seed=900)
+        await served.syncing(version)
+        return json.loads(paused)["is_paused"], await asked
+
+    paused, completion = served.run(through_the_night())
+    assert paused
+    assert completion.ids == reference_greedy(served.model, [5, 6, 7], 9)
+    assert set(completion.versions) == {version}
+
+
 def test_equal_weights_have_equal_checksums_and_equal_answers(served) -> None:
     sampling = Sampling(12, seed=1)
     before = served.generate([[5, 6, 7]], lambda i: sampling)[0]
@@ -280,6 +333,125 @@ def test_equal_weights_have_equal_checksums_and_equal_answers(served) -> None:
     after = served.generate([[5, 6, 7]], lambda i: sampling)[0]
     assert after.ids == before.ids
     assert after.logprobs == before.logprobs
+
+
+@pytest.mark.parametrize("transport", ["disk", "delta"])
+def test_weights_arrive_by_files_as_they_do_by_the_collective(
+    served, learner, transport, tmp_path, monkeypatch
+) -> None:
+    """By delta the folders after the first hold changes, until they change what a worker does not hold."""
+    if not servers_of(served.engine):
+        pytest.skip("the embedded engine reads no files")
+    monkeypatch.setattr(served.config, "weights", transport)
+    prompt, rank = [3 + i % 37 for i in range(300)], learner.actors[0]
+    delta = transport == "delta"
+    for number, newest in enumerate(("000000", "000001", "000002", "000004" if delta else "000003")):
+        update(learner, served, seed=number)
+        if number == 3:
+            rank._written.sums["lm_head.weight"] = 1
+        version = served.engine.version + 1
+        found = served.run(sync_files(learner, served.engine, tmp_path, version))
+        assert max(folder.name for folder in tmp_path.iterdir()) == newest
+        assert (tmp_path / newest / CHANGES).is_file() == (delta and number in (1, 2))
+        (answer,) = served.generate([prompt], lambda i: Sampling(12, seed=1))
+        gaps = reference_logprobs(served.model, prompt, answer.ids, 1.0) - torch.tensor(answer.logprobs)
+        assert gaps.abs().max() < 1e-3
+        assert set(answer.versions) == {version}
+    sent, _ = served.sync(version)
+    assert found == checksum_of_all(sent)
+
+
+def test_a_torn_folder_is_refused_and_the_weights_that_served_go_on(served, learner, tmp_path) -> None:
+    if not servers_of(served.engine):
+        pytest.skip("the embedded engine reads no files")
+    (before,) = served.generate([[5, 6, 7]], lambda i: Sampling(9, seed=0))
+    served.run(learner.save_weights(tmp_path / "0", whole=True))
+    file = tmp_path / "0" / WHOLE
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(EngineError, match=r"fetch_weights.*"):
+        served.run(served.engine.fetch_weights(tmp_path / "0"))
+    assert served.generate([[5, 6, 7]], lambda i: Sampling(9, seed=0)) == [before]
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_an_update_in_mid_answer_leaves_no_token_with_a_wrong_version(served, keep_cache, monkeypatch) -> None:
+    """Answers that it interrupts go on, by new keys and values or with those that they have; others never see old ones."""
+    monkeypatch.setattr(served.config, "keep_cache", keep_cache)
+    served.sync(served.engine.version + 1)  # which makes the weight group, if no test before has
+    version = served.engine.version + 1
+    before = copy.deepcopy(served.model)
+    prompts = [[3 + (i * 11 + j) % 250 for j in range(120)] for i in range(4)]
+
+    async def interrupted():
+        asked = [asyncio.ensure_future(served.engine.generate(p, Sampling(380, seed=i))) for i, p in enumerate(prompts)]
+        await asyncio.sleep(0.2)
+        if servers_of(served.engine):  # when a later one is answered, these have begun
+            await served.engine.generate(prompts[0][:9], Sampling(2))
+        perturb(served.model, seed=100 + version)
+        loading = asyncio.ensure_future(served.syncing(version))
+        await asyncio.sleep(0.1)
+        late = await served.engine.generate(prompts[0], Sampling(20, seed=9))
+        await loading
+        return await asyncio.gather(*asked), late
+
+    answers, late = served.run(interrupted())
+    again = served.generate(prompts, lambda i: Sampling(20, seed=i))
+    for prompt, found in [(prompts[0], late), *zip(prompts, again, strict=True)]:
+        assert set(found.versions) == {version}
+        gaps = reference_logprobs(served.model, prompt, found.ids, 1.0) - torch.tensor(found.logprobs)
+        assert gaps.abs().max() < 1e-3
+    in_parts = 0
+    for prompt, found in zip(prompts, answers, strict=True):
+        assert len(found.ids) == 380
+        assert found.versions == sorted(found.versions)
+        assert set(found.versions) <= {version - 1, version}
+        at = found.versions.count(version - 1)
+        in_parts += 0 < at < 380
+        said = torch.tensor(found.logprobs)
+        assert (reference_logprobs(before, prompt, found.ids, 1.0) - said)[:at].abs().max() < 1e-3
+        gaps = (reference_logprobs(served.model, prompt, found.ids, 1.0) - said)[at:].abs()
+        if at < 380:
+            assert (gaps.mean() > 1e-3) if keep_cache else (gaps.max() < 1e-3)
+    # The embedded engine loads between its batches.
+    assert in_parts == (len(prompts) if servers_of(served.engine) else 0)
+
+
+def test_places_follow_the_load_that_a_server_tells(served, monkeypatch) -> None:
+    """Its cache holds 64 of these requests: 62 at once are too many, and 8 too few."""
+    if not servers_of(served.engine):
+        assert served.run(served.engine.loads()) == []
+        pytest.skip("the embedded engine tells no load")
+    monkeypatch.setattr(places, "SECONDS", 0.05)
+    engine, rng, room = served.engine, random.Random(0), Places(62)
+
+    async def episode() -> None:
+        await room.take(0)
+        prompt = [rng.randrange(3, 260) for _ in range(450)]
+        assert len((await engine.generate(prompt, Sampling(60, seed=1))).ids) == 60
+        room.leave()
+
+    async def fullest(count: int) -> Load:
+        episodes, seen = asyncio.gather(*(episode() for _ in range(count))), []
+        while not episodes.done():
+            seen += await engine.loads()
+            await asyncio.sleep(0.02)
+        await episodes
+        return max(seen, key=lambda load: load.cache)
+
+    async def run() -> None:
+        full = await fullest(62)
+        assert full.cache > 0.9
+        assert fitting(62, 62, 62, [full]) == 55
+        following = asyncio.create_task(follow_load(room, 32, engine, Timeline()))
+        await asyncio.sleep(0)
+        assert room.size == 8
+        await fullest(60)
+        following.cancel()
+        assert room.size > 8
+        (idle,) = await engine.loads()
+        assert idle.waiting == 0
+
+    served.run(run(), 120)
 
 
 def test_sessions_are_counted(served) -> None:
@@ -306,30 +478,51 @@ def test_startup_progress_is_told(served) -> None:
     assert len({line for line, _ in served.progress}) > 3
 
 
-def test_a_killed_server_fails_its_requests_within_seconds_and_leaves_nothing(served) -> None:
-    """The last test, after which the server is gone."""
-    if not hasattr(served.engine, "replicas"):
+@pytest.mark.parametrize(("how", "transport"), [(signal.SIGKILL, "delta"), (signal.SIGSTOP, "collective")])
+def test_a_server_that_dies_or_hangs_is_started_again_and_its_answers_come_with_the_present_weights(
+    served, how, transport, learner, tmp_path, monkeypatch
+) -> None:
+    if not servers_of(served.engine):
         pytest.skip("the embedded engine has no server")
+    monkeypatch.setattr(served.config, "weights", transport)
+    if transport == "delta":
+        update(learner, served, seed=0)
+        served.run(sync_files(learner, served.engine, tmp_path, served.engine.version + 1))
+    monkeypatch.setattr(served.config, "request_timeout", 10.0)
+    monkeypatch.setattr(servers, "HEALTH_SECONDS", 2.0)
+    engine, version = served.engine, served.engine.version
 
     async def run() -> None:
-        engine = served.engine
-        state = await engine.replicas[0].call("state")
-        family = psutil.Process(state.pid).children(recursive=True)
-        assert family
-        await engine.live()
-        asked = [asyncio.ensure_future(engine.generate([5, 6, i + 3], Sampling(MAX_LEN - 12))) for i in range(64)]
-        await asyncio.sleep(0.3)
-        os.kill(state.pid, signal.SIGKILL)
-        begun = time.monotonic()
-        results = await asyncio.gather(*asked, return_exceptions=True)
-        assert time.monotonic() - begun < 60, "they waited for their timeout"
-        assert all(isinstance(r, EngineError) and "exited with code -9" in str(r) for r in results)
-        assert "vllm-0.log" in str(results[0])
-        with pytest.raises(EngineError, match="exited"):
-            await engine.generate([5], Sampling(1))
-        with pytest.raises(EngineError, match="exited"):
-            await engine.live()
-        _, left = psutil.wait_procs(family, timeout=30)
+        before = engine.servers.all[0]
+        state = await before.call("state")
+        supervisor = psutil.Process(state.pid)
+        family = supervisor.children(recursive=True)
+        prompts = [[5, 6, i + 3] for i in range(16)]
+        asked = [asyncio.ensure_future(engine.generate(p, Sampling(100, seed=0))) for p in prompts]
+        await asyncio.sleep(0.1)
+        family[0].send_signal(how)
+        await engine.stale()
+        assert engine.servers.all[0] is not before
+        assert not engine.connected, "nobody joins a weight group that has lost a member"
+        late = asyncio.ensure_future(engine.generate([5, 6], Sampling(5)))
+        await asyncio.sleep(0.2)
+        assert not late.done(), "a new server answers nobody before it has weights"
+        if transport == "delta":  # of no change, which only the new server cannot take
+            await sync_files(learner, engine, tmp_path, version)
+            assert (tmp_path / "000001" / CHANGES).is_file()
+            assert (tmp_path / "000002" / WHOLE).is_file()
+        else:
+            served.group = None
+            await served.syncing(version)
+        for prompt, answer in zip(prompts, await asyncio.gather(*asked), strict=True):
+            assert set(answer.versions) == {version}
+            gaps = reference_logprobs(served.model, prompt, answer.ids, 1.0) - torch.tensor(answer.logprobs)
+            assert gaps.abs().max() < 1e-3
+        await late
+        engine.servers.timeline.write()
+        told = engine.servers.timeline.path.read_text()
+        assert all(words in told for words in ("starts again", f"loads version {version}", "requests of engine 0"))
+        _, left = psutil.wait_procs([supervisor, *family], timeout=30)
         assert not left
 
-    served.run(run(), 120)
+    served.run(run(), 200)

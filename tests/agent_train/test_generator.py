@@ -19,10 +19,10 @@ from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import Sampler, TokenPolicy, admit, pick_tasks
+from agent_train.rollout.sampler import Sampler, TokenPolicy, admit
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
-from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.tasks import Task
 from agentgym.policies.base import EndEpisode
 from agentgym_envs.games.frozen_lake import FrozenLake
 
@@ -78,6 +78,9 @@ def test_groups_keep_the_order_of_tasks_and_samples(engine, renderer):
     ]
     assert Counter(t.id for t in ended) == Counter(t.id for group in groups for t in group.trajectories)
     assert not any(t.failed for t in ended)
+    schedules = [t.metadata["schedule"] for t in ended]
+    assert all(of["began"] < of["ended"] and of["version"] == engine.version for of in schedules)
+    assert [of["ended"] for of in schedules] == sorted(of["ended"] for of in schedules)
     assert engine.live_sessions == 0
 
 
@@ -237,32 +240,6 @@ def test_a_policy_reports_exact_tokens(folder, renderer, engine):
     assert reply.tokens.logprobs[0] == pytest.approx(
         logits_V.log_softmax(-1)[reply.tokens.completion_ids[0]].item(), abs=1e-4
     )
-
-
-@given(size=st.integers(1, 12), groups=st.integers(1, 7), seed=st.integers(0, 3))
-def test_no_epoch_repeats_or_skips_a_task(size, groups, seed):
-    problems = TaskSet([Task(str(i)) for i in range(size)])
-    picked = [task.id for step in range(3 * size) for task in pick_tasks(problems, step * groups, groups, seed)]
-    for epoch in range(len(picked) // size):
-        assert sorted(picked[epoch * size : (epoch + 1) * size]) == sorted(task.id for task in problems)
-
-
-def test_the_order_of_tasks_follows_from_step_and_seed_alone():
-    problems = TaskSet([Task(str(i)) for i in range(50)])
-    orders = [[task.id for step in range(10) for task in pick_tasks(problems, step * 5, 5, seed)] for seed in (0, 0, 1)]
-    assert orders[0] == orders[1] != orders[2]
-    late_first = [[task.id for task in pick_tasks(problems, first, 5, 0)] for first in (35, 15)]
-    assert late_first == [orders[0][35:40], orders[0][15:20]]
-    assert orders[0] != [str(i) for i in range(50)]
-    assert [task.id for task in pick_tasks(problems, 500, 50, 0)] != [
-        task.id for task in pick_tasks(problems, 550, 50, 0)
-    ]
-
-
-@pytest.mark.parametrize(("problems", "first", "count"), [([], 0, 1), ([Task("a")], -1, 1), ([Task("a")], 0, 0)])
-def test_steps_without_tasks_are_refused(problems, first, count):
-    with pytest.raises(ValueError, match=r"empty|at least"):
-        pick_tasks(TaskSet(problems), first, count, 0)
 
 
 @given(data=st.data(), batch=st.integers(1, 6), staleness=st.integers(0, 3), most=st.integers(1, 16))

@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.packing import rank_batches
-from agent_train.learner.actor_group import Learner, LearnerError, _reason
+from agent_train.learner.actor_group import Learner, LearnerError, RankLostError, _reason
 from agent_train.learner.role_start import begin_as_policy, start_models
 
 pytestmark = pytest.mark.ray
@@ -64,7 +64,7 @@ async def a_run(model_dir, saved):
         said["pids"] = [await pid_of(learner, rank) for rank in (0, 1)]
         learner.config = ranks(2, timeout=1.0)
         os.kill(said["pids"][0], signal.SIGSTOP)
-        with pytest.raises(LearnerError) as late:
+        with pytest.raises(RankLostError) as late:
             await learner.save("/nowhere/to/be/written")
         said["late"] = str(late.value)
     finally:
@@ -135,10 +135,10 @@ async def roles_together(model_dir, begin, rows):
         said["begun"], said["anew"] = await asyncio.gather(models.reference.logprobs(rows), models.critic.values(rows))
         os.kill(await pid_of(models.critic, 0), signal.SIGKILL)
         started = time.monotonic()
-        with pytest.raises(LearnerError, match=r"^learner: critic: update_critic: rank 0 died"):
+        with pytest.raises(RankLostError, match=r"^learner: critic: update_critic: rank 0 died"):
             await models.critic.update_critic(rows)
         assert time.monotonic() - started < 120
-        with pytest.raises(LearnerError, match=r"^learner: critic: cannot values: rank 0 failed in update_critic"):
+        with pytest.raises(RankLostError, match=r"^learner: critic: cannot values: rank 0 failed in update_critic"):
             await models.critic.values(rows)
         assert await models.policy.logprobs(rows) == said["moved"]
     return said
@@ -167,8 +167,9 @@ def test_roles_work_side_by_side_and_a_dead_one_is_named_and_leaves_the_others(m
 
 
 def test_what_a_rank_raises_reaches_the_caller(tmp_path):
-    with pytest.raises(LearnerError, match=r"start: rank \d failed: FileNotFoundError: .*config.json"):
+    with pytest.raises(LearnerError, match=r"start: rank \d failed: FileNotFoundError: .*config.json") as raised:
         asyncio.run(Learner.start(tmp_path, ranks(1)))
+    assert not isinstance(raised.value, RankLostError), "it would come again"
 
 
 @ray.remote

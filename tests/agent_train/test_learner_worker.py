@@ -294,7 +294,7 @@ def test_sent_weights_arrive_with_the_checksums_that_were_sent_and_tied_ones_onc
     worker.connect_weights(address)
     sent = worker.send_weights()
     receiver.join(30)
-    assert sent == arrived == checksums(worker)
+    assert sent == arrived == checksums(worker) == worker.checksums(), "the last without a receiver"
 
 
 def test_sending_before_connecting_is_refused(worker):

@@ -90,7 +90,7 @@ def test_a_step_of_which_the_filter_keeps_nothing_updates_nothing_and_goes_on():
     assert asyncio.run(score_with_models(config, models, [])) == give_advantages(config, kept, [], [], 0.0) == []
     assert asyncio.run(learn(config, models, Progress(), kept, [])) == (None, None, None)
     assert models.policy.calls == models.critic.calls == []
-    assert after(config, Progress(4, 7), made, selection.episodes, None) == Progress(5, 8, 0.0, 2, 5)
+    assert after(config, Progress(4), made, selection.episodes, None) == Progress(5, 0.0, 2, 5)
 
 
 def test_every_model_scores_the_samples_and_writes_into_none():

@@ -57,6 +57,7 @@ def trained(model_dir, tmp_path_factory):
             "kept": all(torch.equal(p, base[n]) for n, p in worker.module.named_parameters() if n in base),
             "merged": {name: whole.clone() for name, whole in full_tensors(worker.module)},
             "sums": worker.save_adapter(str(folder / "adapter")),
+            "without_engine": worker.checksums(),
             "manifest": worker.manifest(),
         }
         worker.save(str(folder / "whole"))
@@ -108,6 +109,7 @@ def test_the_adapters_folder_holds_the_adapters_alone_and_the_tokenizer(trained,
     assert (record["peft_type"], record["r"], record["lora_alpha"]) == ("LORA", 4, 32.0)
     assert record["base_model_name_or_path"] == str(model_dir)
     assert load_file(folder / "adapter_model.safetensors").keys() == trained["sums"].keys()
+    assert trained["without_engine"] == trained["sums"], "a replay tells what vLLM would be given"
 
 
 def test_whole_weights_have_the_adapters_in_them_under_the_models_own_names(trained, model_dir):
@@ -154,6 +156,9 @@ class Misread:
     async def load_adapter(self, folder, version):
         self.folders.append(folder)
         return {"a": 1, "b": 2 + version}
+
+    async def losses(self):
+        return 0
 
 
 class Wrote:

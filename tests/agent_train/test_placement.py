@@ -1,9 +1,22 @@
 """Which part of a device each rank takes: GPUs are halved only where there is one, and roles share them where they are to."""
 
-import pytest
+from dataclasses import replace
 
-from agent_train.cluster.placement import Room, gpu_share, gpus_needed, learner_devices, own_ray_cpus, rank_room
-from agent_train.config.schema import Config
+import pytest
+from ray.util.placement_group import PlacementGroup
+
+from agent_train.cluster.placement import (
+    COLOCATED_SHARE,
+    Room,
+    gpu_share,
+    gpus_needed,
+    learner_devices,
+    own_ray_cpus,
+    rank_room,
+    ranks_that_fit,
+)
+from agent_train.config.schema import Config, EngineConfig
+from agent_train.engine.vllm import server_options, server_room
 
 
 def test_no_gpu_is_asked_for_where_there_is_none():
@@ -12,7 +25,7 @@ def test_no_gpu_is_asked_for_where_there_is_none():
 
 def test_an_only_gpu_is_halved_between_learner_and_vllm_and_several_are_not():
     assert gpu_share(1, "vllm") == 0.5
-    assert gpu_share(1, "embedded") == gpu_share(2, "vllm") == gpu_share(8, "vllm") == 1.0
+    assert gpu_share(1, "sglang") == gpu_share(1, "embedded") == gpu_share(2, "vllm") == gpu_share(8, "vllm") == 1.0
 
 
 def test_ranks_and_servers_add_up():
@@ -20,6 +33,8 @@ def test_ranks_and_servers_add_up():
     config.learner.workers, config.engine.replicas, config.engine.tensor_parallel = 4, 2, 2
     assert gpus_needed(config) == 8
     config.engine.name = "embedded"
+    assert gpus_needed(config) == 4
+    config.engine.name, config.engine.urls = "sglang", ["http://h:1"]  # others run it
     assert gpus_needed(config) == 4
 
 
@@ -67,3 +82,67 @@ def test_roles_of_their_own_take_as_many_devices_each():
 @pytest.mark.parametrize(("placement", "cpus"), [("shared", 41), ("own", 121)])
 def test_a_ray_of_ones_own_has_cpus_for_all_ranks(placement, cpus):
     assert own_ray_cpus(three_roles(placement, workers=40)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("resources", "learner", "fitting"),
+    [
+        ({"CPU": 3.0}, {"workers": 2}, 2),
+        ({"CPU": 3.0}, {"workers": 8}, 3),
+        ({"CPU": 3.0}, {"workers": 8, "sequence_parallel": 2}, 2),
+        ({"CPU": 1.0}, {"workers": 8, "tensor_parallel": 2}, 8),  # not one replica: what is missing is told elsewhere
+        ({"CPU": 64.0, "GPU": 8.0}, {"workers": 8}, 6),  # beside two servers
+        ({"CPU": 64.0, "GPU": 1.0}, {"workers": 1}, 1),  # an only GPU is shared
+    ],
+)
+def test_as_many_ranks_as_a_cluster_has_room_for_in_whole_replicas(resources, learner, fitting):
+    config = Config()
+    config.learner = replace(config.learner, **learner)
+    config.engine.replicas = 2 if resources.get("GPU") == 8 else 1
+    assert ranks_that_fit(config, resources) == fitting
+
+
+def test_roles_on_devices_of_their_own_count():
+    assert ranks_that_fit(three_roles("own", workers=4), {"CPU": 7.0}) == 2
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_colocated_server_takes_a_part_of_each_bundle(gpus):
+    config = Config()
+    config.engine.placement = "colocated"
+    assert rank_room(config, gpus) == Room(0.9, 1.0, {"GPU": 1.0, "CPU": 1.0})
+    config = three_roles()
+    config.engine.placement = "colocated"
+    assert rank_room(config, gpus) == Room(0.3, 0.3333, {"GPU": 1.0, "CPU": 1.0})
+    assert 3 * 0.3 + COLOCATED_SHARE <= 1.0
+    assert rank_room(config, 0) == Room(0.0, 0.3333)  # nothing to share without a GPU
+
+
+def test_colocated_servers_need_no_gpus_beside_the_learners():
+    config = Config()
+    config.learner.workers = config.engine.replicas = 4
+    assert gpus_needed(config) == 8
+    config.engine.placement = "colocated"
+    assert gpus_needed(config) == 4
+    assert gpu_share(1, "vllm", "colocated") == 1.0
+
+
+def test_a_colocated_server_is_placed_in_the_bundle_of_its_rank():
+    """The group is a double: nothing is placed here."""
+    bundles = PlacementGroup.empty()
+    room = server_room(EngineConfig(placement="colocated"), 1.0, 3, bundles)
+    assert room["num_gpus"] == COLOCATED_SHARE
+    assert room["scheduling_strategy"].placement_group is bundles
+    assert room["scheduling_strategy"].placement_group_bundle_index == 3
+    assert server_room(EngineConfig(tensor_parallel=2), 1.0, 3)["num_gpus"] == 2.0
+    assert server_room(EngineConfig(), 0.0, 3)["scheduling_strategy"] == "SPREAD"
+
+
+def test_only_a_colocated_server_on_a_gpu_starts_with_memory_that_it_can_give_back(tmp_path):
+    def flags(placement, share):
+        config = EngineConfig(placement=placement)
+        return server_options(tmp_path, tmp_path, config, gpu_share=share).arguments
+
+    assert "--enable-sleep-mode" in flags("colocated", 1.0)
+    assert "--enable-sleep-mode" not in flags("own", 1.0)
+    assert "--enable-sleep-mode" not in flags("colocated", 0.0)

@@ -1,14 +1,17 @@
 """Ray is started for a run and cleaned up after it, however either ends."""
 
 import asyncio
+import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.cluster.ray_cluster import reaped, start_ray
 
@@ -70,8 +73,21 @@ def test_it_reaps_after_a_parent_that_was_killed(tmp_path, holder) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("address", "where"), [("", "on this machine"), ("127.0.0.1:1", "at RAY_ADDRESS=127.0.0.1:1")])
-def test_a_ray_that_does_not_start_is_told_in_one_line(monkeypatch, address, where) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount what cannot be removed")
+def test_it_removes_the_folder_as_soon_as_others_let_it(tmp_path) -> None:
+    busy = tmp_path / "scratch" / "of a server"
+    busy.mkdir(parents=True)
+    with reaped(str(busy.parent)):
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", busy], check=True)
+        threading.Timer(2, subprocess.run, [["umount", busy]], {"check": True}).start()
+    assert not busy.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "where", "kind"),
+    [("", "on this machine", LostError), ("127.0.0.1:1", "at RAY_ADDRESS=127.0.0.1:1", PlacementError)],
+)
+def test_a_ray_that_does_not_start_is_told_in_one_line(monkeypatch, address, where, kind) -> None:
     import ray
 
     def init(**_):
@@ -83,5 +99,5 @@ def test_a_ray_that_does_not_start_is_told_in_one_line(monkeypatch, address, whe
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(PlacementError, match=f"^Ray {where} did not start: RuntimeError: the node did not answer$"):
+    with pytest.raises(kind, match=f"^Ray {where} did not start: RuntimeError: the node did not answer$"):
         asyncio.run(start())

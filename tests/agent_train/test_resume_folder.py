@@ -90,11 +90,13 @@ def test_a_name_that_is_free_begins_a_run(config, tmp_path):
 
 def test_a_run_goes_on_from_its_newest_checkpoint_and_what_came_after_is_aside(config):
     before = trained(config, range(1, 6)).folder
+    before.turns_of(5).write_text("turns of an episode that was running")
     rest = before.metrics.read_text().splitlines()[8:]
     run = opened(config)
     assert run.checkpoint.step == 4
     assert run.told == ["going on with one from step 4"]
     assert steps_of(run.folder) == [1, 2, 3, 4]
+    assert run.folder.turns_of(5).exists(), "they are played again"
     names = {path.name for path in run.folder.trajectories.iterdir()}
     assert {"train-000004.jsonl", "eval-000004.jsonl"} <= names
     assert {"train-000005.jsonl.before-resume-1", "eval-000005.jsonl.before-resume-1"} <= names

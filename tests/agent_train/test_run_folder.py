@@ -31,6 +31,7 @@ def test_a_new_run_has_its_settings_and_versions(run, tmp_path):
         "trajectories",
         "checkpoints",
         "logs",
+        "turns",
     }
 
 

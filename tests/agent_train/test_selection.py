@@ -1,19 +1,26 @@
 """Which episodes a step trains on: whole groups in their order, whatever ended first, and a count of all that was left out."""
 
 import asyncio
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import algorithm, episode, group
 
 from agent_train.algorithms.selection import choose, is_truncated, more_groups, participants, penalty, turn_rewards
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
-from agent_train.trainer.checkpoint import Progress
-from agent_train.trainer.rl import RlContext
+from agent_train.rollout.draws import Draws
+from agent_train.rollout.journal import Journal
+from agent_train.trainer.rl import play
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.core.trajectory import Group
+
+
+def no_journal():
+    return Journal(Path(os.devnull), print)
 
 
 def rewarded(task, *rewards):
@@ -139,6 +146,7 @@ def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
     assert much.dropped_groups == 3
 
 
+@settings(deadline=None)
 @given(
     spreads=st.lists(st.booleans(), min_size=60, max_size=60),
     wanted=st.integers(1, 4),
@@ -146,28 +154,30 @@ def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
     steps=st.integers(1, 4),
 )
 def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_does(spreads, wanted, rounds, steps):
-    """The cursor says where the next step begins, also for a run that starts again from it."""
+    """The state of the draws says where the next step begins, also for a run that starts again from it."""
     config = Config(algorithm=algorithm(chosen={"name": "spread", "rounds": rounds}))
     config.trainer.groups_per_step = wanted
     seen = []
 
-    async def collect(tasks, step, on_end, before):
+    async def collect(tasks, step, on_end, before, journal):
         assert [task.id for task in before] == seen[len(seen) - len(before) :] if before else True
         seen.extend(task.id for task in tasks)
         return [rewarded(task.id, 0.0, float(spreads[int(task.id)])) for task in tasks]
 
     tasks = TaskSet([Task(str(i)) for i in range(60)])
-    sampler, tracker = SimpleNamespace(collect=collect), SimpleNamespace(episode_ended=None)
-    context = SimpleNamespace(config=config, train_tasks=tasks, sampler=sampler, tracker=tracker)
-    progress = Progress()
+    sampler = SimpleNamespace(collect=collect)
+    state, total = None, 0
     for step in range(steps):
-        groups, _, rollouts = asyncio.run(RlContext.play(context, progress))
+        draws = Draws(config, len(tasks), state)
+        drawn = draws.of_step(step)
+        (groups, _, rollouts), _ = asyncio.run(play(config, sampler, tasks, None, step, drawn, no_journal()))
         assert rollouts <= rounds
         assert len(groups) <= rounds * wanted
         useful = sum(spreads[int(g.task_id)] for g in groups)
         assert useful >= wanted or rollouts == rounds or len(groups) == rounds * wanted
-        progress = Progress(step=step + 1, tasks=progress.tasks + len(groups))
-    assert len(seen) == progress.tasks
+        draws.played(step, groups)
+        state, total = draws.state(), total + len(groups)
+    assert len(seen) == total
     assert len(set(seen[:60])) == min(len(seen), 60)
 
 

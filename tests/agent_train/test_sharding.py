@@ -9,8 +9,10 @@ from safetensors.torch import load_file
 from sharding_cases import Case, measure, run_cases
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agent_train.config.model_folder import shape_of
 from agent_train.learner.fsdp import full_tensors
 from agent_train.learner.parallel import replica_size
+from agent_train.plan.formulas import ELEMENT, FULL, TRAINED, micro_batch_traffic
 
 FSDP4 = Case("fsdp 4", 4)
 CASES = [
@@ -110,6 +112,15 @@ def test_the_weights_are_those_of_the_files_bit_for_bit(case, found, on_one_rank
         for name, weight in rank["weights"].items():
             close = {"atol": 1e-6, "rtol": 0} if case.lora else {"atol": 0, "rtol": 0}  # merged by a matrix product
             torch.testing.assert_close(weight, on_one_rank(case)["weights"][name], **close)
+
+
+def test_a_rank_holds_and_sends_what_agent_train_plan_says(found, folder):
+    shape = shape_of(folder / FSDP4.model)
+    optimizer_counters = 4 * 24  # a number of steps for each tensor
+    for rank in found[FSDP4.name]:
+        gradients = rank["held"] * FULL
+        assert rank["states"] + gradients - optimizer_counters == TRAINED * shape.parameters / 4
+        assert rank["sent"] == micro_batch_traffic(shape, ELEMENT["float32"], True) * 3 / 4
 
 
 @named

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,15 +65,17 @@ def test_an_evaluation_of_which_nothing_is_left_knows_nothing():
 
 
 def test_every_measurement_is_on_disk_at_once(run):
-    track, _ = tracker(run)
+    track, screen = tracker(run)
     track.sft_step(1, 2, loss=3.0, tokens=100)
     track.evaluation(0, [episode("t", reward=0.0)])
-    track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 7, **learned(entropy=0.5)))
+    step = step_metrics(1, [group("a", [1.0, 0.0])], clock(), 7, **learned(entropy=0.5))
+    track.train_step(replace(step, journal_turns=1200))
     records = read_metrics(run.metrics)  # the tracker is still open
     assert [(r["kind"], r["step"]) for r in records] == [("sft", 1), ("eval", 0), ("train", 1)]
     assert records[0]["loss"] == 3.0
     assert records[2]["update"]["entropy"] == 0.5
     assert records[2]["weights_checksum"] == 7
+    assert "step 1: 1,200 turns were sampled before the run was resumed" in screen.getvalue()
     assert [r["elapsed"] for r in records] == sorted(r["elapsed"] for r in records)
     track.close()
     track.close()

@@ -12,9 +12,10 @@ from aiohttp import web
 from engine_models import build
 
 from agent_train.config.schema import EngineConfig
-from agent_train.engine.base import EngineError
+from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.http import ServerFailed, open_client, post
-from agent_train.engine.vllm import Router, VllmEngine, server_options
+from agent_train.engine.servers import Router, Servers
+from agent_train.engine.vllm import VllmEngine, server_options
 from agentgym.processes.vllm_server import ServingError, VllmServer, check_vllm
 
 
@@ -52,16 +53,24 @@ def wait_until(condition, seconds: float = 60.0) -> None:
 
 
 def test_the_router_prefers_the_episodes_home_then_the_least_busy_and_leaves_the_dead_out() -> None:
-    router = Router(3)
-    assert [router.pick("a"), router.pick("b"), router.pick()] == [0, 1, 2]
-    assert router.pick("b") == 1
+    router, all_of_them = Router(3), [0, 1, 2]
+    assert [router.pick(all_of_them, "a"), router.pick(all_of_them, "b"), router.pick(all_of_them)] == [0, 1, 2]
+    assert router.pick(all_of_them, "b") == 1
     router.in_flight[2] -= 1
-    assert router.pick() == 2
-    router.dead[1] = "number 1 died"
-    assert router.pick("b") in (0, 2)
-    router.dead |= {0: "number 0 died", 2: "number 2 died"}
-    with pytest.raises(EngineError, match="number 1 died; number 0 died"):
-        router.pick("a")
+    assert router.pick(all_of_them) == 2
+    assert router.pick([0, 2], "b") in (0, 2)
+    assert router.pick([0], "b") == 0
+
+
+def test_a_closed_engine_refuses_at_once() -> None:
+    async def ask() -> None:
+        config = EngineConfig(max_model_len=64)
+        engine = VllmEngine(Servers([], [], config.start_timeout, open_client()), config, "")
+        await engine.close()
+        with pytest.raises(EngineError, match="the vLLM engine is closed"):
+            await engine.generate([5], Sampling(1))
+
+    asyncio.run(asyncio.wait_for(ask(), 5))
 
 
 def serve(handler, call):

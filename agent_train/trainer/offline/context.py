@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_train.cluster.placement import own_ray_cpus
-from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
 from agent_train.learner.actor_group import Learner
@@ -17,7 +15,7 @@ from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, open_parts
+from agent_train.trainer.loop import TrainerContext, find_model, join_cluster, open_parts
 from agent_train.trainer.offline.objectives import Objective, learn, loss_of, objective_of, with_reference
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agent_train.trainer.offline.samples import TokenizedExample, texts_of, tokenize_examples
@@ -40,7 +38,8 @@ class OfflineContext(TrainerContext):
         started, step, data = time.monotonic(), progress.step + 1, self.config.data
         batch = batch_of_step(self.train, data.batch_rows, self.config.trainer.seed, step)
         rate = rate_of_step(self.config, step, self.steps)
-        loss, measures, learned = await learn(self.learners[0], self.objective, batch, rate)
+        with self.tracker.timeline.span("learn"):
+            loss, measures, learned = await learn(self.learners[0], self.objective, batch, rate)
         self.tracker.file_step(
             FileStep(
                 kind=OFFLINE_KINDS[self.config.mode],
@@ -76,8 +75,7 @@ async def open_offline(
     """
     splits, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
     async with AsyncExitStack() as stack:
-        tracker.phase("starting Ray")
-        await start_ray(own_ray_cpus(config), stack)
+        config = await join_cluster(config, folder, model_dir, tracker, checkpoint is not None, stack)
         objective = objective_of(config, splits[0])
         if objective.needs_reference and config.reference.path:
             # Closed before the policy is loaded.
@@ -89,6 +87,7 @@ async def open_offline(
                 reference.close()
         tracker.phase("starting the learner")
         learner = await Learner.start(model_dir, config, roles_of(config)[0])
+        learner.timeline = tracker.timeline
         stack.callback(learner.close)
         if objective.needs_reference and not config.reference.path:
             # Before the checkpoint is loaded: the reference is the policy as the run began.

@@ -19,7 +19,7 @@ LOSSES = {"dpo": "DPO", "ipo": "IPO, margins per token", "kto": "KTO"}
 DOC_COLUMN = 40
 
 
-def plan(config: Config) -> Rows:
+def what_runs(config: Config) -> Rows:
     """The rows of the table: what, and how. The config must have passed `validate`."""
     if config.mode != "rl":
         return [*_data(config), _model(config), ("learner", _learner(config)), ("files", _files(config))]
@@ -89,6 +89,8 @@ def _tasks(config: Config) -> Rows:
     source = f" ({train.source})" if train.source else ""
     told = f": {spec.description}" if spec.description else ""
     counts = f"{len(train):,} in {env.train_split!r} to train on, {len(test):,} in {env.test_split!r} held out{source}"
+    if config.pools.groups:
+        counts += f", drawn by their solve rate in the last {_count(config.pools.groups, 'group')}"
     warm = f"{sft.episodes:,} expert episodes with {sft.mistakes:.0%} random actions, {_count(sft.epochs, 'epoch')}"
     cold = "none" if config.model.path else "none: a tiny model then starts from random weights and knows no language"
     return [
@@ -133,9 +135,13 @@ def _each_step(config: Config) -> str:
 def _rollout(config: Config) -> str:
     engine = config.engine
     where = "in this process"
-    if engine.name != "embedded":
+    if engine.urls:
+        where = f"run by others at {', '.join(engine.urls)}"
+    elif engine.name != "embedded":
         port = f"from port {engine.port}" if engine.port else "on a free port"
         where = f"{_count(engine.replicas, 'server')} of {_count(engine.tensor_parallel, 'device')}, {port}"
+        if engine.placement == "colocated":
+            where += ", on the learner's devices by turns"
     return (
         f"{engine.name}, {where}; {engine.max_concurrent} episodes at once, contexts of {engine.max_model_len:,} tokens, "
         f"temperature {config.sampling.temperature:g}"

@@ -1,0 +1,44 @@
+"""Rollouts that run while the learner learns, within a bound of staleness. Synchronous training is a bound of 0, by the same code."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from agent_train.rollout.sampler import admit
+
+T = TypeVar("T")
+
+
+class Rollouts(Generic[T]):
+    """The rollouts of steps 0, 1, ... `steps` - 1, whole, and taken in that order whatever ends first.
+
+    That of step n begins when the engine serves version n - `staleness` or a newer one, and is trained on at version n: no
+    token is older than `staleness` versions, and nothing is thrown away. `play(n)` makes it, and is called when it begins.
+    """
+
+    def __init__(self, play: Callable[[int], Coroutine[Any, Any, T]], staleness: int, steps: int):
+        self._play = play
+        self._staleness = staleness
+        self._steps = steps
+        self._running: dict[int, asyncio.Task[T]] = {}
+        self._begun: int | None = None  # steps whose rollouts have begun in this or an earlier start of the run
+
+    def begin(self, version: int) -> None:
+        """Begin all that the engine's present version may play."""
+        begun = version if self._begun is None else self._begun
+        bound = {"batch": 1, "version": version, "staleness": self._staleness}
+        self._begun = begun + admit(**bound, accepted=begun, running=0, max_concurrent=max(0, self._steps - begun))
+        for step in range(begun, self._begun):
+            self._running[step] = asyncio.create_task(self._play(step), name=f"rollout of step {step + 1}")
+
+    async def take(self, version: int) -> T:
+        """The rollout that the present version trains on. Raises as `play`."""
+        self.begin(version)
+        return await self._running.pop(version)
+
+    async def close(self) -> None:
+        """Cancel all that run. May be called twice."""
+        running, self._running = list(self._running.values()), {}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,257 @@
+"""Rollouts ahead of training: never staler than the bound, whole, in order; what ends first changes nothing."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_cases import group
+
+from agent_train.config.schema import Config, PoolsConfig
+from agent_train.rollout.ahead import Rollouts
+from agent_train.rollout.draws import Draws, pick_tasks
+from agent_train.rollout.journal import Journal
+from agent_train.trainer.rl import play
+from agent_train.trainer.schedule import derive_seed
+from agentgym.core.tasks import Task, TaskSet
+
+PER_STEP = 3
+
+
+class FakeClock(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next timer as soon as nothing else is to do."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+    def _run_once(self):
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+class Run:
+    """A training loop whose episodes and updates only take time: the versions that each step's tokens were sampled with."""
+
+    def __init__(self, staleness, steps, seconds, learning):
+        self.staleness, self.steps, self.seconds, self.learning = staleness, steps, seconds, learning
+        self.version = 0
+        self.begun = {}  # by step: the version when its rollout began
+        self.dies_at = None
+
+    async def episode(self, step, place):
+        tokens = []
+        for turn in range(3):
+            await asyncio.sleep(self.seconds[(step * PER_STEP + place + turn) % len(self.seconds)])
+            tokens.append(self.version)
+        return place, tokens
+
+    async def play(self, step):
+        assert step not in self.begun
+        self.begun[step] = self.version
+        found = await asyncio.gather(*(self.episode(step, step * PER_STEP + n) for n in range(PER_STEP)))
+        if step == self.dies_at:
+            raise RuntimeError("the engine is dead")
+        return found
+
+    async def train(self, version=0):
+        """From a version on, which a checkpoint held; yields each step's rollout."""
+        self.version, taken = version, {}
+        rollouts = Rollouts(self.play, self.staleness, self.steps)
+        try:
+            while self.version < self.steps:
+                step = self.version
+                taken[step] = await rollouts.take(step)
+                await asyncio.sleep(self.learning)
+                self.version += 1
+                if self.staleness:
+                    rollouts.begin(self.version)
+        finally:
+            await rollouts.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not others, "what was begun and not taken has ended"
+        return taken
+
+
+def with_fake_clock(coroutine):
+    with asyncio.Runner(loop_factory=FakeClock) as runner:
+        return runner.run(coroutine), runner.get_loop().now
+
+
+durations = st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 4), st.integers(1, 9), durations, st.floats(0.0, 20.0), st.integers(0, 8))
+def test_no_token_is_staler_than_the_bound_and_every_task_is_trained_once(staleness, steps, seconds, learning, resumed):
+    run = Run(staleness, steps, seconds, learning)
+    begin = min(resumed, steps)
+    taken, _ = with_fake_clock(run.train(begin))
+    assert list(taken) == list(range(begin, steps))
+    places = [place for step in taken for place, _ in taken[step]]
+    assert places == list(range(begin * PER_STEP, steps * PER_STEP))
+    for step, episodes in taken.items():
+        assert all(step - staleness <= version <= step for _, versions in episodes for version in versions)
+        assert run.begun[step] == max(begin, step - staleness), "it begins as soon as it may"
+
+
+def test_learning_and_rollouts_share_the_time_as_soon_as_one_may_be_ahead():
+    seconds = {s: with_fake_clock(Run(s, 20, [1.0], 3.0).train())[1] for s in (0, 1, 4)}
+    assert seconds == {0: 20 * 6.0, 1: 3.0 + 20 * 3.0, 4: 3.0 + 20 * 3.0}
+
+
+def test_a_long_rollout_is_waited_for_and_those_behind_it_go_on():
+    """Of nine steps one takes a hundred times as long: with a bound of 4, four others are played meanwhile."""
+    long = [100.0 if n == 4 * PER_STEP else 1.0 for n in range(9 * PER_STEP)]
+    alone, ahead = (with_fake_clock(Run(s, 9, long, 2.0).train())[1] for s in (0, 4))
+    assert ahead < alone - 4 * 3
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_dead_engine_ends_the_loop_at_its_step_and_leaves_nothing_running(staleness):
+    run = Run(staleness, 6, [1.0, 7.0], 2.0)
+    run.dies_at = 3
+    with pytest.raises(RuntimeError, match="the engine is dead"):
+        with_fake_clock(run.train())
+    assert run.version == 3
+
+
+class SampledRun(Run):
+    """A run with dynamic sampling and the tasks that `Draws` gives, saved with each version as it would be.
+
+    Four of five tasks differ in their rewards now and then. A round takes as long as the clock says.
+    """
+
+    def __init__(self, config, seconds, learning):
+        super().__init__(config.trainer.staleness, config.trainer.steps, seconds, learning)
+        self.config, self.saved = config, {}
+
+    async def collect(self, tasks, step, on_end, before, journal):
+        began, place = self.version, len(before)
+        await asyncio.sleep(self.seconds[(3 * step + place) % len(self.seconds)])
+        assert step - self.staleness <= began <= self.version <= step
+        return [self.group(task, step) for task in tasks]
+
+    def group(self, task, step):
+        chance = random.Random(derive_seed(task.id, step))
+        return group(task.id, [[(1, float(chance.random() < int(task.id) % 5 / 4))] for _ in range(2)])
+
+    async def train(self, version=0, state=None):
+        """From a version on, with what its checkpoint held; yields the tasks of each step."""
+        self.version, played = version, {}
+        draws = Draws(self.config, len(TASKS), state)
+
+        def play_next(step):
+            return play(self.config, self, TASKS, None, step, draws.of_step(step), Journal(Path(os.devnull), print))
+
+        rollouts = Rollouts(play_next, self.staleness, self.steps)
+        while self.version < self.steps:
+            self.saved[self.version] = json.dumps(draws.state())
+            (groups, _, _), _ = await rollouts.take(self.version)
+            played[self.version] = [each.task_id for each in groups]
+            draws.played(self.version, groups)
+            await asyncio.sleep(self.learning)
+            self.version += 1
+            if self.staleness:
+                rollouts.begin(self.version)
+        return played
+
+
+STEPS = 6  # of the real run
+TASKS = TaskSet([Task(str(n)) for n in range(60)])
+
+
+def sampled(staleness, rounds, pools):
+    config = Config(pools=PoolsConfig(groups=pools, revisit=3))
+    config.algorithm.filter.name, config.algorithm.filter.rounds = "spread", rounds
+    config.trainer.staleness, config.trainer.steps, config.trainer.groups_per_step = staleness, 7, 2
+    return config
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 2), durations, durations, st.integers(0, 6))
+def test_dynamic_sampling_ahead_plays_the_same_tasks_whatever_ends_first_and_after_a_resume(
+    staleness, rounds, pools, seconds, others, version
+):
+    config = sampled(staleness, rounds, pools)
+    run = SampledRun(config, seconds, 2.0)
+    played, _ = with_fake_clock(run.train())
+    assert with_fake_clock(SampledRun(config, others, 9.0).train())[0] == played
+    resumed = with_fake_clock(SampledRun(config, others, 0.5).train(version, json.loads(run.saved[version])))[0]
+    assert resumed == {step: tasks for step, tasks in played.items() if step >= version}
+    for step, tasks in played.items():
+        assert len(set(tasks)) == len(tasks) <= rounds * 2
+        spread = sum(len({t.reward for t in run.group(Task(task), step).trajectories}) > 1 for task in tasks)
+        assert spread >= 2 or len(tasks) == min(rounds * 2, 60)
+    if not pools:
+        order = [str(n) for n in pick_tasks(60, 0, 60, 0)]
+        everything = [task for tasks in played.values() for task in tasks]
+        assert sorted(set(everything)) == sorted(everything), "56 tasks at most, of an epoch of 60"
+        assert staleness or everything == order[: len(everything)]
+
+
+def test_dynamic_sampling_waits_for_one_step_while_others_go_on():
+    """Steps of up to four rounds of 1 s, updates of 3 s: with a bound of 2 the rounds are hidden behind the updates."""
+    times = {s: with_fake_clock(SampledRun(sampled(s, 4, 0), [1.0], 3.0).train())[1] for s in (0, 2)}
+    assert times[0] > 7 * (3 + 1)
+    assert times[2] <= 4 + 7 * 3
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(tmp_path):
+    words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=2", "trainer.eval_every=4"]
+    words += ["trainer.groups_per_step=4", "algorithm.group_size=3", "trainer.eval_episodes=4", "sft.episodes=16"]
+    words += [f"trainer.runs_dir={tmp_path}"]
+    words += ["algorithm.filter.name=spread", "algorithm.filter.rounds=2"]
+    words += ["env.kwargs.shaping=1.0", "trainer.deterministic=true", "trainer.dump=[1,5]", "learner.schedule=constant"]
+    words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
+
+    def command(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "agent_train.cli", *words], check=False, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    command(*words, "trainer.name=run", f"trainer.steps={STEPS}")
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    found = [record for record in lines if record["kind"] == "train"]
+    assert [record["step"] for record in found] == list(range(1, STEPS + 1))
+    lags = [record["update"] and record["update"]["staleness_max"] for record in found]
+    assert lags[0] == 0
+    assert max(lags) in (1, 2), "within the bound, and not without use of it"
+    tasks = [json.loads(line)["task_id"] for n in range(1, STEPS + 1) for line in rollout(tmp_path, n)]
+    groups = sum(record["selection"]["groups"] for record in found)
+    assert len(tasks) == groups * 3
+    assert len(set(tasks)) == groups > STEPS * 4, (
+        "no task is played twice, and dynamic sampling played more than one round"
+    )
+
+    assert len({record["weights_checksum"] for record in found}) == STEPS
+    replayed = command("replay", str(tmp_path / "run"), "step=1", f"through={STEPS}")
+    assert "from step-000000 of run, with its own settings\n" in replayed
+    told = [line for line in replayed.splitlines() if line.startswith("step ")]
+    assert told == [f"step {step}: the same weights, bit for bit" for step in range(1, STEPS + 1)]
+    # Of the next step the checkpoint before it was kept for this.
+    other = command("replay", str(tmp_path / "run"), "step=5", "learner.lr=0.5")
+    assert "from step-000004 of run, with learner.lr=0.5 (" in other
+    assert "\nstep 5: other weights; " in other
+    for episode in map(json.loads, rollout(tmp_path, STEPS)):
+        schedule = episode["metadata"]["schedule"]
+        versions = [version for turn in episode["turns"] for version in turn["tokens"]["versions"]]
+        assert schedule["began"] < schedule["ended"]
+        assert schedule["version"] <= min(versions), "no token is older than its episode"
+
+
+def rollout(folder, step):
+    return (folder / "run" / "trajectories" / f"train-{step:06d}.jsonl").read_text().splitlines()

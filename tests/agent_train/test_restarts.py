@@ -1,0 +1,135 @@
+"""A run that loses a part goes back by itself. The parts are doubles here, which fail as they are told; `test_soak.py` kills real ones."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from run_cases import clock, group, learned
+from test_resume_folder import save, settings, steps_of
+
+from agent_train.engine.base import EngineError, EngineLostError
+from agent_train.learner.actor_group import LearnerError, RankLostError
+from agent_train.report.metrics import step_metrics
+from agent_train.report.tracking import Tracker
+from agent_train.trainer import run
+from agent_train.trainer.resume import open_run
+from agent_train.trainer.rl import StepError
+from agent_train.weights.sync import WeightSyncError
+
+
+class Parts:
+    """A double of a run's parts. Each opening of them takes the steps told, saving those in `saves`, and then raises, if it shall."""
+
+    def __init__(self, config, *openings, saves=()):
+        self.config, self.openings, self.saves = config, list(openings), saves
+        self.resumed = []  # the step that each opening began at
+
+    @contextlib.asynccontextmanager
+    async def open(self, config, folder, tracker, checkpoint):
+        self.resumed.append(checkpoint.step if checkpoint else None)
+        steps, failure = self.openings.pop(0)
+        for step in steps:
+            tracker.train_step(step_metrics(step, [group("t", [1.0, 0.0])], clock(), step, **learned()))
+            if step in self.saves:
+                save(folder, step)
+        if failure is signal.SIGINT:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        if failure:
+            raise failure
+        yield None
+
+
+def trained(parts, monkeypatch, terminal=False):
+    """Have the run train; its folder and what it said. Raises as the run does."""
+
+    async def train(context):
+        pass
+
+    monkeypatch.setattr(run, "open_rl", parts.open)
+    monkeypatch.setattr(run, "train", train)
+    opened, stop = open_run(parts.config, ["agent-train"]), run.Stop()
+    with (opened.folder.path / "said").open("w+") as said:
+        with Tracker(opened.folder, 10, Console(file=said, width=200, force_terminal=terminal)) as tracker:
+            try:
+                asyncio.run(run._until_stopped(parts.config, opened, tracker, stop, ["agent-train"]))
+            finally:
+                stop.done()
+                os.close(opened.lock)
+                summary = tracker.finish()
+        said.seek(0)
+        return opened.folder, said.read(), summary
+
+
+def lost(rank=1):
+    return RankLostError(f"learner: update: rank {rank} died: ActorDiedError: gone\nand more of it")
+
+
+def test_it_goes_on_from_the_newest_checkpoint_and_counts_no_step_twice(tmp_path, monkeypatch):
+    parts = Parts(settings(tmp_path), ([1, 2, 3, 4, 5], lost()), ([5, 6], None), saves=(2, 4))
+    folder, said, summary = trained(parts, monkeypatch)
+    assert parts.resumed == [None, 4]
+    assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
+    assert (summary.steps, summary.episodes) == (6, 12)
+    assert "learner: update: rank 1 died: ActorDiedError: gone; going on with one from step 4\n" in said
+    (resumed,) = json.loads(folder.versions.read_text())["resumed"]
+    assert (resumed["step"], resumed["lost"]) == (4, "learner: update: rank 1 died: ActorDiedError: gone")
+
+
+def test_the_table_of_a_terminal_shows_no_step_that_was_taken_back(tmp_path, monkeypatch):
+    parts = Parts(settings(tmp_path), ([1, 2, 3], lost()), ([], None), saves=(1,))
+    _, said, _ = trained(parts, monkeypatch, terminal=True)
+    assert "1/10" in said.rpartition("going on with one from step 1")[2]
+
+
+@pytest.mark.parametrize(("most", "openings"), [(0, 1), (1, 2), (3, 4)])
+def test_it_ends_after_so_many_losses_without_a_new_checkpoint(tmp_path, monkeypatch, most, openings):
+    parts = Parts(settings(tmp_path, restarts=most), *[([1], lost(n)) for n in range(9)])
+    with pytest.raises(RankLostError, match=f"rank {openings - 1} died"):
+        trained(parts, monkeypatch)
+    assert parts.resumed == [None] * openings
+
+
+def test_a_new_checkpoint_begins_the_count_again(tmp_path, monkeypatch):
+    parts = Parts(
+        settings(tmp_path, restarts=1), *[([step], lost()) for step in (1, 2, 3)], ([], None), saves=(1, 2, 3)
+    )
+    trained(parts, monkeypatch)
+    assert parts.resumed == [None, 1, 2, 3]
+
+
+@pytest.mark.parametrize("failure", [EngineLostError("no server came back"), lost()])
+def test_engines_and_ranks_that_are_gone_are_losses(tmp_path, monkeypatch, failure):
+    parts = Parts(settings(tmp_path), ([], failure), ([], None))
+    trained(parts, monkeypatch)
+    assert parts.resumed == [None, None]
+
+
+@pytest.mark.parametrize("kind", [LearnerError, EngineError, StepError, WeightSyncError, OSError])
+def test_what_would_come_again_ends_the_run_at_once(tmp_path, monkeypatch, kind):
+    parts = Parts(settings(tmp_path), ([1], kind("no memory")), ([], None))
+    with pytest.raises(kind, match="no memory"):
+        trained(parts, monkeypatch)
+    assert parts.resumed == [None]
+
+
+def test_ctrl_c_while_it_opens_the_parts_again_ends_it(tmp_path, monkeypatch):
+    parts = Parts(settings(tmp_path), ([], lost()), ([], signal.SIGINT), ([], None))
+    began = time.monotonic()
+    trained(parts, monkeypatch)
+    assert parts.resumed == [None, None]
+    assert time.monotonic() - began < 10
+
+
+def test_the_settings_of_the_folder_stay_as_they_are(tmp_path, monkeypatch):
+    config = settings(tmp_path)
+    before = replace(config)
+    folder, _, _ = trained(Parts(config, ([], lost()), ([], None)), monkeypatch)
+    assert config == before
+    assert not list(folder.path.glob("config.yaml.before*"))
