@@ -62,6 +62,7 @@ class SWEBench(Env):
 
     max_turns = 100
     sandbox_image = "swe"
+    writable_root = True
     SHOWN: ClassVar = 200  # tests by name in `info`
 
     def __init__(

@@ -66,11 +66,8 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
         todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
         raise SandboxError(f"no bwrap on the PATH: {todo}")
     found = rootfs if rootfs is not None else image_root(spec.image)
-    if spec.writable_root and os.getuid():
-        raise SandboxError("bubblewrap gives a writable root to root only: run as root, or use the docker back end")
-    if spec.writable_root and found is None:
-        todo = f"run `agentgym sandbox build {spec.image}`"
-        raise SandboxError(f"a writable root needs an image, and this machine's programs stand in for it: {todo}")
+    if spec.writable_root and (why_not := no_writable_root(spec.image, found)):
+        raise SandboxError(why_not)
     if found is not None and os.getuid() and len(images.layers_of(found)) > 1:
         raise SandboxError(f"bubblewrap mounts images of several layers, such as {spec.image!r}, for root only")
     return Embedded(run, spec, found).open()
@@ -83,6 +80,16 @@ def usable() -> str:
     except SandboxError as error:
         return str(error)
     return ""
+
+
+def no_writable_root(image: str, rootfs: Path | None) -> str | None:
+    """The reason why there is none for an image; None if there is."""
+    if os.getuid():
+        return "bubblewrap gives a writable root to root only: run as root, or use the docker back end"
+    if rootfs is None:
+        todo = f"run `agentgym sandbox build {image}`"
+        return f"a writable root needs an image, and this machine's programs stand in for it: {todo}"
+    return None
 
 
 def image_root(name: str) -> Path | None:

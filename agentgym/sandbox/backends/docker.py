@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
@@ -205,6 +205,24 @@ def _config(
 
 def _unlimited_layers() -> bool:
     return os.environ.get(UNLIMITED) == "1"
+
+
+def no_writable_root(image: str) -> str | None:
+    """The reason why the engine gives an image no writable root with a limit; None if it does, or need not."""
+    if _unlimited_layers():
+        return None
+    api, name = engine.client(), f"agentgym-{secrets.token_hex(6)}"
+    try:
+        with engine.failures("asking for a limited layer"):
+            limited = api.create_host_config(storage_opt={"size": str(MEGABYTE)}, network_mode="none")
+            api.create_container(image, ["true"], name=name, host_config=limited, labels={"agentgym.copy": image})
+    except SandboxError as error:
+        if "storage-opt" not in str(getattr(error.__cause__, "explanation", "")):
+            raise
+        return f"the Docker Engine at {engine.address()} cannot limit a container's layer, {_NO_LIMIT}"
+    finally:
+        _remove_quietly(name)
+    return None
 
 
 @cache

@@ -1,7 +1,7 @@
 """`acquire`: the choice of a back end, and the pools that all environments of a process share; the removal of what is left.
 
-"auto" takes docker if an engine answers and has the image, else bubblewrap if it works. A sandbox ends with the process that
-made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
+"auto" takes docker if an engine answers, has the image and grants what the spec asks for, else bubblewrap if it works. A sandbox
+ends with the process that made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
 """
 
 import atexit
@@ -96,7 +96,7 @@ class _ProcessState:
 
     def begin_anew(self) -> None:
         self.lock = threading.RLock()
-        self.choices: dict[tuple[str | None, str, str], Choice] = {}
+        self.choices: dict[tuple[str | None, str, str, bool], Choice] = {}
         self.pools: dict[tuple[Any, ...], SandboxPool] = {}
         self.places: Places | None = None
         self.bubblewrap_works = False
@@ -119,11 +119,11 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
         SandboxError: no back end can be used here, or there was no sandbox in time; says what failed.
         ValueError: there is no such back end or image.
     """
-    return _pool(choose(backend, spec.image).name, spec).acquire(timeout)
+    return _pool(choose(backend, spec.image, spec.writable_root).name, spec).acquire(timeout)
 
 
-def choose(backend: str | None = None, image: str = "python") -> Choice:
-    """The back end for an image; a choice that succeeded is kept.
+def choose(backend: str | None = None, image: str = "python", writable_root: bool = False) -> Choice:
+    """The back end for an image, and for a writable root if that is wanted; a choice that succeeded is kept.
 
     Raises:
         SandboxError: none can be used here; says what to install or to start.
@@ -133,20 +133,20 @@ def choose(backend: str | None = None, image: str = "python") -> Choice:
     source = "it was asked for" if backend is not None else "AGENTGYM_SANDBOX says so"
     wanted = check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
     with process_state.lock:
-        choice = process_state.choices.get((backend, wanted, image))
+        choice = process_state.choices.get((backend, wanted, image, writable_root))
         if choice is None:
-            choice = _best(image) if wanted == "auto" else Choice(wanted, source)
-            if wanted != "auto" and (why_not := _why_not(wanted, image)) is not None:
+            choice = _best(image, writable_root) if wanted == "auto" else Choice(wanted, source)
+            if wanted != "auto" and (why_not := _why_not(wanted, image, writable_root)) is not None:
                 what = f"no sandbox of image {image!r} by {wanted}, and {source}"
                 raise SandboxError(f"{what}: {why_not}; or take another back end")
-            process_state.choices[backend, wanted, image] = choice
+            process_state.choices[backend, wanted, image, writable_root] = choice
             _log.info("sandboxes of image %r: %s, because %s", image, choice.name, choice.reason)
     return choice
 
 
-def describe(backend: str | None = None, image: str = "python") -> str:
+def describe(backend: str | None = None, image: str = "python", writable_root: bool = False) -> str:
     """The choice in a line for people: "docker, because ...". Raises as `choose` does."""
-    choice = choose(backend, image)
+    choice = choose(backend, image, writable_root)
     return f"{choice.name}, because {choice.reason}"
 
 
@@ -177,12 +177,12 @@ def run_label() -> str:
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _best(image: str) -> Choice:
-    no_docker = _why_not("docker", image)
+def _best(image: str, writable_root: bool) -> Choice:
+    no_docker = _why_not("docker", image, writable_root)
     if no_docker is None:
         tag = images.docker_tag(image)
         return Choice("docker", f"the engine at {engine.address()} answers and has the image {tag}")
-    no_bubblewrap = _why_not("bubblewrap", image)
+    no_bubblewrap = _why_not("bubblewrap", image, writable_root)
     if no_bubblewrap is None:
         return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
     todo = f"start a Docker Engine and run `{images.docker_command(image)}`"
@@ -191,8 +191,8 @@ def _best(image: str) -> Choice:
     raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
 
 
-def _why_not(name: str, image: str) -> str | None:
-    """The reason why a back end cannot be used for an image; None if it can."""
+def _why_not(name: str, image: str, writable_root: bool) -> str | None:
+    """The reason why a back end cannot be used for an image, or not with a writable root; None if it can."""
     if name.startswith(URL):
         from agentgym.sandbox.backends import remote
 
@@ -204,14 +204,17 @@ def _why_not(name: str, image: str) -> str | None:
         if name == "docker":
             tag = images.docker_tag(image)
             todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
-            return todo if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None else None
+            if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None:
+                return todo
+            return docker.no_writable_root(tag) if writable_root else None
         if images.is_reference(image) and not images.TAG.fullmatch(image):
             return f"it has no Docker images such as {image}"
         images.rootfs(image)
         if not process_state.bubblewrap_works and (why_not := bubblewrap.usable()):
             return why_not
         process_state.bubblewrap_works = True
-        bubblewrap.image_root(image)
+        found = bubblewrap.image_root(image)
+        return bubblewrap.no_writable_root(image, found) if writable_root else None
     except SandboxError as error:
         return str(error)
     return None

@@ -13,7 +13,7 @@ import pytest
 from engine_proxy import EngineProxy
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
-from agentgym.sandbox.backends import engine
+from agentgym.sandbox.backends import docker, engine
 from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
 from agentgym.sandbox.pool import Places
@@ -89,6 +89,24 @@ class TestChoosing:
         assert choice.name == "bubblewrap"
         assert "has no image agentgym/python:never-built" in choice.reason
         assert "agentgym sandbox build python" in choice.reason
+
+    @pytest.mark.docker
+    @pytest.mark.bubblewrap
+    def test_an_engine_that_limits_no_layers_is_not_taken_for_a_writable_root(self, monkeypatch):
+        """The engine of the tests is on ext4."""
+        monkeypatch.delenv(docker.UNLIMITED, raising=False)
+        choice = choose("auto", writable_root=True)
+        assert (choice.name, choose("auto").name) == ("bubblewrap", "docker")
+        assert "cannot limit a container's layer" in choice.reason
+        assert f"{docker.UNLIMITED}=1" in choice.reason
+        with pytest.raises(SandboxError, match="cannot limit a container's layer"):
+            choose("docker", writable_root=True)
+        assert not engine.client().containers(all=True, filters={"label": "agentgym.copy"})
+
+    @pytest.mark.docker
+    def test_unless_layers_without_a_limit_are_accepted(self, monkeypatch):
+        monkeypatch.setenv(docker.UNLIMITED, "1")
+        assert choose("auto", writable_root=True).name == "docker"
 
     def test_with_neither_the_error_says_what_to_install(self, monkeypatch, tmp_path):
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
