@@ -178,7 +178,7 @@ def _check_limits(trajectory: Trajectory, limits: Limits) -> None:
 
 async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     """True if the agent made a step hang: its programs have run in the episode, and their back end is up."""
-    from agentgym.sandbox.pool import program_since  # here: most episodes need no sandbox
+    from agentgym.sandbox.leases import program_since  # here: most episodes need no sandbox
 
     up = program_since(executor.thread, began) or env.get_wrapper_attr("hung_by_agent")
     return await asyncio.to_thread(up)

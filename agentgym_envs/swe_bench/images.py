@@ -108,6 +108,7 @@ def _release_of(sdist: str, recipe: Recipe) -> Path:
     environment = _written(recipe.name, files)
     made_of: dict[str, object] = {"format": FORMAT, "sdist": sdist, "source": recipe.source}
     made_of |= {"programs": dict(recipe.programs)} if recipe.programs else {}
+    made_of |= {"edits": dict(recipe.edits)} if recipe.edits else {}
     return _layer(f"swe-{sdist}", environment, made_of, "ID")
 
 

@@ -47,6 +47,8 @@ def make_release(name: str, recipe: Recipe, cache: Path, root: Path) -> None:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(text)
             (place / path).chmod(0o755)
+    for path, (text, other) in recipe.edits.items():
+        (place / path).write_text((place / path).read_text().replace(text, other))
     _tidy(place)
     python = f"python{recipe.python}"
     packages = root / "opt" / python / "lib" / python / "site-packages"

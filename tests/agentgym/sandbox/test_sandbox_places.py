@@ -23,7 +23,7 @@ def test_pools_share_places_and_take_those_of_idle_ones(pool_of, maker):
         one.acquire(timeout=0.05)
     held[0].close()
     assert one.acquire(timeout=30).alive
-    assert places.taken == 2
+    assert places.taken.sandboxes == 2
 
 
 def test_a_busy_pool_does_not_keep_the_places_from_another(pool_of):
