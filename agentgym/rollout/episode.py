@@ -333,7 +333,8 @@ async def run_batches(
                     if batch not in begun:
                         begun.add(batch)
                         batch.on_begin()
-                    batch.on_end(index, await slot.run(batch.episodes[index]))
+                    coming = batch.episodes[left[batch][0]] if left[batch] else None
+                    batch.on_end(index, await slot.run(batch.episodes[index], coming))
             finally:
                 slot.close()
                 slots[batch] -= 1
@@ -373,10 +374,11 @@ class _EnvSlot:
     closing: list[asyncio.Task[None]]
     env: Env | None = None
 
-    async def run(self, episode: Episode) -> Trajectory:
+    async def run(self, episode: Episode, coming: Episode | None) -> Trajectory:
+        """Play an episode, meanwhile its environment prepares for one that comes."""
         errors: list[str] = []
         while True:
-            trajectory = await self._attempt(episode)
+            trajectory = await self._attempt(episode, coming)
             if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
                 break
             errors.append(str(trajectory.error))
@@ -384,7 +386,7 @@ class _EnvSlot:
             trajectory.metadata["errors"] = errors
         return trajectory
 
-    async def _attempt(self, episode: Episode) -> Trajectory:
+    async def _attempt(self, episode: Episode, coming: Episode | None) -> Trajectory:
         task, policy = episode.task, self.batch.make_policy(episode)
         try:
             env = self.env or await self._open()
@@ -392,6 +394,8 @@ class _EnvSlot:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
+        if coming is not None and (prepare := getattr(env.unwrapped, "prepare", None)) is not None:
+            executor_of(env).start(prepare, coming.task)
         given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
         trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang

@@ -4,6 +4,7 @@ See README.md beside this file.
 """
 
 import base64
+import contextlib
 import random
 import re
 import time
@@ -13,6 +14,7 @@ from agentgym.checks.audit import Hack
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, user
 from agentgym.core.tasks import Task, TaskSet
+from agentgym import sandbox as sandboxes
 from agentgym.sandbox import Sandbox, SandboxError
 from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
@@ -110,6 +112,11 @@ class SWEBench(Env):
         self._instance = instance
         self._release()
         self._open(WAIT)
+
+    def prepare(self, task: Task) -> None:
+        """Begin to start a sandbox for a coming `init` of a task."""
+        with contextlib.suppress(SandboxError, ValueError):  # `init` will raise it
+            sandboxes.prepare(worktree.spec_of(instance_of(task), self.size), self.sandbox)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)

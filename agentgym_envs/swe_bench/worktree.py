@@ -81,9 +81,7 @@ def open_repository(
 
     Raises SandboxError, and ValueError if the instance has no image.
     """
-    limits = {"memory": size.memory, "cpus": size.cpus, "pids": size.pids, "disk": size.disk}
-    spec = SandboxSpec(image=image_of(instance), writable_root=True, output=OUTPUT, **limits)  # type: ignore[arg-type]
-    box = sandboxes.acquire(spec, backend=backend, timeout=timeout)
+    box = sandboxes.acquire(spec_of(instance, size), backend=backend, timeout=timeout)
     try:
         if instance.bug_patch:
             _put_bug(instance, box)
@@ -91,6 +89,11 @@ def open_repository(
         box.close()
         raise
     return box
+
+
+def spec_of(instance: Instance, size: Size) -> SandboxSpec:
+    """The settings of the instance's sandboxes. ValueError: it has no image."""
+    return SandboxSpec(image=image_of(instance), writable_root=True, output=OUTPUT, **vars(size))
 
 
 def _put_bug(instance: Instance, box: Sandbox) -> None:

@@ -8,6 +8,7 @@ import atexit
 import difflib
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.pool import Places, SandboxPool
+from agentgym.sandbox.pool import Places, Room, SandboxPool
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
@@ -40,6 +41,8 @@ IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
 REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
 URL = ("http://", "https://")
 LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
+# Their memory together, in that of the machine, unless AGENTGYM_SANDBOX_MEMORY says otherwise: few use all that they may.
+OVERCOMMITTED = 2
 
 _log = logging.getLogger("agentgym.sandbox")
 
@@ -120,6 +123,11 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
         ValueError: there is no such back end or image.
     """
     return _pool(choose(backend, spec.image, spec.writable_root).name, spec).acquire(timeout)
+
+
+def prepare(spec: SandboxSpec, backend: str | None = None) -> None:
+    """Begin to start a sandbox that `acquire` will soon ask for, if there is room. Raises as `choose` does."""
+    _pool(choose(backend, spec.image, spec.writable_root).name, spec).prepare()
 
 
 def choose(backend: str | None = None, image: str = "python", writable_root: bool = False) -> Choice:
@@ -224,10 +232,7 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
     key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
     with process_state.lock:
         if process_state.places is None:
-            limit = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
-            if not limit.isdecimal() or int(limit) < 1:
-                raise ValueError(f"AGENTGYM_SANDBOXES={limit}: must be a whole number of at least 1")
-            process_state.places = Places(int(limit))
+            process_state.places = Places(_all_room())
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in process_state.pools:
@@ -237,11 +242,39 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
             process_state.pools[key] = SandboxPool(
                 lambda: open_one(spec, run),
                 process_state.places,
+                size=_size(name, spec),
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if name.startswith(URL) else IDLE_SECONDS,
                 up_since=Health(lambda: open_one(probe, run), unbroken_since).up_since,
             )
         return process_state.pools[key]
+
+
+def _all_room() -> Room:
+    """The room of this process's sandboxes. ValueError: a variable is wrong."""
+    memory = OVERCOMMITTED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    known = next(folder for folder in (images.cache_folder(), *images.cache_folder().parents) if folder.is_dir())
+    defaults = {
+        "AGENTGYM_SANDBOXES": LIMIT,
+        "AGENTGYM_SANDBOX_MEMORY": memory,
+        "AGENTGYM_SANDBOX_DISK": shutil.disk_usage(known).free,
+    }
+    return Room(*(whole_number(name, default) for name, default in defaults.items()))
+
+
+def whole_number(variable: str, default: int) -> int:
+    """A variable of the environment. ValueError: it is no whole number of at least 1."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{variable}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def _size(name: str, spec: SandboxSpec) -> Room:
+    """What one takes of this machine. Under bubblewrap files count towards `memory`; docker keeps a writable root on disk."""
+    if name.startswith(URL):
+        return Room()
+    return Room(1, spec.memory, spec.disk if name == "docker" and spec.writable_root else 0)
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:
