@@ -63,7 +63,6 @@ _RECIPES: dict[str, tuple[tuple[tuple[int, ...], Recipe], ...]] = {
     "mwaskom/seaborn": (((0, 14), _recipe("seaborn", "3.9")),),
     "pallets/flask": (((2, 3), _recipe("flask", "3.11", "src")),),
     "pytest-dev/pytest": (((6, 1), _recipe("pytest-5", "3.9", "src")), ((8, 0), _recipe("pytest-7", "3.9", "src"))),
-    "psf/requests": (((2, 31), _recipe("requests", "3.9")),),
     "sphinx-doc/sphinx": (
         ((4, 4), replace(_recipe("sphinx-3", "3.9"), edits=_TOX)),
         ((7, 4), replace(_recipe("sphinx-7", "3.9"), edits=_TOX)),

@@ -30,6 +30,7 @@ from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command
 from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import shelf
 
 LOG = logging.getLogger(__name__)
 END_PATIENCE = 10.0
@@ -115,6 +116,7 @@ class Embedded:
         self.process: subprocess.Popen[bytes] | None = None
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
         self.record = records() / f"{self.id}.json"
+        self.held = shelf.hold(layer.parent for layer in self.layers if shelf.read(layer.parent))
 
     def open(self) -> GuestSandbox:
         spec = self.spec
@@ -222,6 +224,8 @@ class Embedded:
         else:
             self.record.unlink(missing_ok=True)
         self.errors.close()
+        for file in self.held:
+            file.close()
 
 
 def _kill_tree(pid: int) -> None:

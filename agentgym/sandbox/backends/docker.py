@@ -60,6 +60,7 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
 
     SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
     """
+    images.used(spec.image)
     return _open(spec, run, _masked(spec.image, run))
 
 

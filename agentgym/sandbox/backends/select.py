@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
-from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec, whole_number
 from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
@@ -260,14 +260,6 @@ def _all_room() -> Room:
         "AGENTGYM_SANDBOX_DISK": shutil.disk_usage(known).free,
     }
     return Room(*(whole_number(name, default) for name, default in defaults.items()))
-
-
-def whole_number(variable: str, default: int) -> int:
-    """A variable of the environment. ValueError: it is no whole number of at least 1."""
-    text = os.environ.get(variable) or str(default)
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{variable}={text}: must be a whole number of at least 1")
-    return int(text)
 
 
 def _size(name: str, spec: SandboxSpec) -> Room:
