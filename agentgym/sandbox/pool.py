@@ -35,7 +35,9 @@ class Room:
 
     def plus(self, other: "Room", times: int = 1) -> "Room":
         each = ((mine, vars(other)[name]) for name, mine in vars(self).items())
-        return Room(*(mine + times * theirs if times else mine for mine, theirs in each))  # none of infinity is no number
+        return Room(
+            *(mine + times * theirs if times else mine for mine, theirs in each)
+        )  # none of infinity is no number
 
     def lacks(self, needed: "Room") -> str:
         """What is needed and not there, in words; "" if all is."""

@@ -10,11 +10,11 @@ import re
 import time
 from typing import Any, ClassVar, Literal
 
+from agentgym import sandbox as sandboxes
 from agentgym.checks.audit import Hack
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym import sandbox as sandboxes
 from agentgym.sandbox import Sandbox, SandboxError
 from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
@@ -221,7 +221,7 @@ class SWEBench(Env):
         if self._sandbox is not None and self._fresh and self._sandbox.alive:
             return
         self._release()
-        self._sandbox = worktree.open_repository(self._instance, self.sandbox, self.size, seconds)
+        self._sandbox = worktree.open_repository(self._instance, self.sandbox, self.size, seconds, tests=False)
         self._base = worktree.base_of(self._sandbox)
         self._bench.begin(self._sandbox, FOLDER, ACTIVATE)
         self._fresh = True

@@ -101,11 +101,14 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
 
 
 def _masked(image: str, run: str) -> Sequence[str]:
-    """The paths to cover in a foreign image, so that programs see no file of this project, whose tasks hold answers."""
-    if not images.is_reference(image):
+    """The paths to cover in a foreign image, so that programs see no file of this project, whose tasks hold answers.
+
+    Those that are built from a folder were searched when their files were copied.
+    """
+    if not images.is_reference(image) and images.rootfs(image) is not None:
         return ()
     api = engine.client()
-    id = (engine.inspect_image(api, image) or {}).get("Id", "")
+    id = (engine.inspect_image(api, images.docker_tag(image)) or {}).get("Id", "")
     if id and id not in _covers:
         with closing(_open(SandboxSpec(image=image), run)) as box:
             search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentgym.sandbox.api import SandboxError, whole_number
 from agentgym.sandbox.backends import engine
@@ -71,11 +71,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Built:
-    """A built image. `tag` is None where it was not built for Docker; `fresh` is False if nothing had to be built."""
+    """A built image; `tag` or `rootfs` is None where it was not built for Docker or bubblewrap. `fresh`: it had to be built."""
 
     name: str
     way: str
-    rootfs: Path
+    rootfs: Path | None
     tag: str | None
     bytes: int
     seconds: float
@@ -174,6 +174,7 @@ def build(
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
     fill: layers.Fill | None = None,
+    rootfs: bool = True,
 ) -> Built:
     """Make an image, and those below it, unless it is there. Of two processes the second waits for the first.
 
@@ -182,6 +183,7 @@ def build(
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether to make a Docker image too; None: if an engine answers.
         force: rebuild it, and none below it. Sandboxes that run from its root folder lose their files.
+        rootfs: whether to copy the files of an image that Docker builds, for bubblewrap.
         fill: puts files into the root folder of a layer, besides what its folder says; not called if that is there.
 
     Raises:
@@ -196,7 +198,7 @@ def build(
     if what.base is not None:
         return _build_layer(what, what.base, how, docker, force, say, fill)
     place = what.place
-    with _locked(say):
+    with _locked(say, place.parent):
         api = None
         if docker is None and how != "registry" and (reason := engine.unavailable()):
             say(f"no Docker image is made: {reason}")
@@ -208,16 +210,14 @@ def build(
         tagged = engine.way_of(api, what.tag) if api else None
         if force or how not in ("auto", tagged):
             tagged = None
-        fresh = kept is None or (api is not None and tagged is None)
+        fresh = (kept is None and (rootfs or tagged is None)) or (api is not None and tagged is None)
         if kept is None and tagged is None:
             tagged = _make(what, how, api, say)
         if kept is None and tagged is not None and api is not None:
-            with _work(place) as work:
-                say("copying the image's files out of Docker")
-                exported = engine.export_image(api, what.tag, work)
-                if next(project_files(str(exported)), None):
-                    api.remove_image(what.tag, force=True)
-                _publish(exported, what, tagged)
+            if not rootfs:
+                size = (engine.inspect_image(api, what.tag) or {}).get("Size", 0)
+                return Built(name, tagged, None, what.tag, size, time.monotonic() - started, fresh)
+            _export(what, tagged, api, say)
         kept = shelf.read(place)
         if kept is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
@@ -227,6 +227,16 @@ def build(
             engine.load_image(api, root, what.tag, name, way)
     _make_room(what, fresh, api, say)
     return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
+
+
+def _export(what: Recipe, way: str, api: APIClient, say: Callable[[str], None]) -> None:
+    """Copy the files of a Docker image, for bubblewrap."""
+    with _work(what.place) as work:
+        say("copying the image's files out of Docker")
+        exported = engine.export_image(api, what.tag, work)
+        if next(project_files(str(exported)), None):
+            api.remove_image(what.tag, force=True)
+        _publish(exported, what, way)
 
 
 def _build_layer(
@@ -383,8 +393,7 @@ def _publish(root: Path, what: Recipe, way: str) -> None:
 
 
 @contextmanager
-def _locked(say: Callable[[str], None], folder: Path | None = None) -> Iterator[None]:
-    folder = folder or cache_folder()
+def _locked(say: Callable[[str], None], folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")

@@ -385,7 +385,9 @@ def test_whatever_happens_no_place_is_lost_and_nothing_dirty_is_lent(limit, user
         list(threads.map(use, faults))
     maker.reset_fails = False
     pool.acquire(timeout=20).close()  # also collects what was forgotten
-    until(lambda: pool.places.taken.sandboxes == len(pool.idle) and not pool.creating + pool.resetting + len(pool.dirty))
+    until(
+        lambda: pool.places.taken.sandboxes == len(pool.idle) and not pool.creating + pool.resetting + len(pool.dirty)
+    )
     assert pool.places.taken.sandboxes <= limit
     assert pool.places.ending.sandboxes == 0
     pool.close()
