@@ -51,9 +51,9 @@ def test_the_environments_file_sets_defaults_of_other_sections_and_the_command_l
 def test_an_environments_file_may_choose_an_algorithm_and_the_command_line_another():
     found = compose(["+env=swe_bench", "model.path=/no/such"]).algorithm
     assert (found.name, found.correction.cap, found.overlong.mask) == ("drgrpo_tis", 2.0, True)
-    for given in ["+env=swe_bench", "algorithm=dapo"], ["algorithm=dapo", "+env=swe_bench"]:
+    for words in ["+env=swe_bench", "algorithm=dapo"], ["algorithm=dapo", "+env=swe_bench"]:
         assert (
-            compose([*given, "model.path=/no/such"]).algorithm
+            compose([*words, "model.path=/no/such"]).algorithm
             == compose(["+env=frozen_lake", "algorithm=dapo"]).algorithm
         )
 
