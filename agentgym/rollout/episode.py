@@ -375,7 +375,7 @@ class _EnvSlot:
     env: Env | None = None
 
     async def run(self, episode: Episode, coming: Episode | None) -> Trajectory:
-        """Play an episode, meanwhile its environment prepares for one that comes."""
+        """Play an episode, after its environment has begun to prepare for one that comes."""
         errors: list[str] = []
         while True:
             trajectory = await self._attempt(episode, coming)
@@ -390,12 +390,13 @@ class _EnvSlot:
         task, policy = episode.task, self.batch.make_policy(episode)
         try:
             env = self.env or await self._open()
+            if coming is not None and (prepare := getattr(env.unwrapped, "prepare", None)) is not None:
+                call = executor_of(env).start(prepare, coming.task)
+                await bounded("prepare", call, self.batch.limits.init_timeout)
         except CallFailed as failure:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())
-        if coming is not None and (prepare := getattr(env.unwrapped, "prepare", None)) is not None:
-            executor_of(env).start(prepare, coming.task)
         given = {"seed": episode.seed, "sample": episode.sample, "env_id": self.batch.env_id}
         trajectory = await self.batch.play(env, policy, task, limits=self.batch.limits, **given)
         if trajectory.failed or executor_of(env).busy:  # busy: a step that the agent made hang

@@ -488,3 +488,19 @@ def test_an_abandoned_thread_does_not_keep_the_process_alive(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, check=True)
     assert "reset took longer than its limit of 0.2 s" in done.stdout
+
+
+def test_the_task_of_the_next_episode_is_prepared_before_one_is_played():
+    told = []
+
+    class Prepared(Echo):
+        def prepare(self, task):
+            told.append(task.id)
+
+        def init(self, task):
+            super().init(task)
+            told.append(f"init {task.id}")
+
+    episodes = [Episode(Task(name)) for name in "abc"]
+    asyncio.run(run_many(Prepared, lambda episode: ExpertPolicy(), episodes, concurrency=1))
+    assert told == ["b", "init a", "c", "init b", "init c"]
