@@ -40,7 +40,7 @@ class Limits:
     Attributes:
         max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
         tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
-        init_timeout: making an environment, and its `init`.
+        init_timeout: making an environment, and its `init`; more for that, where the environment has `init_seconds`.
         step_timeout: "auto" is a minute, or the environment's `step_seconds` if that is more.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
@@ -58,6 +58,11 @@ class Limits:
         for name, value in vars(self).items():
             if (name, value) != ("step_timeout", "auto") and value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive or None, not {value!r}")
+
+    def init_limit(self, env: Env) -> float | None:
+        """Seconds for `init` of an environment."""
+        own: float | None = env.get_wrapper_attr("init_seconds")
+        return self.init_timeout and max(self.init_timeout, own or 0.0)
 
     def step_limit(self, env: Env) -> float | None:
         """Seconds for one step of an environment."""
@@ -198,11 +203,11 @@ async def _begin(env: Env, executor: EnvExecutor, task: Task | None, seed: int |
         return env.reset(seed=seed) if bound else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
-        await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
+        await bounded("init", executor.start_method(env, "init", task), limits.init_limit(env))
     elif task is not None:
         binding, resetting = executor.start(init), executor.start(reset)
         try:
-            await bounded("init", binding, limits.init_timeout)
+            await bounded("init", binding, limits.init_limit(env))
             if bound:
                 return await bounded("reset", resetting, limits.reset_timeout, checked_reset)
         finally:

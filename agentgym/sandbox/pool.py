@@ -19,6 +19,7 @@ from agentgym.sandbox.api import MEGABYTE, SandboxError
 from agentgym.sandbox.leases import Lease, Pooled
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds without a new attempt after a failure; doubled each time
+FIRST = 1e9  # seconds by which those come earlier who come first
 SIGN_SECONDS = 5.0  # in which one that is about to be lent must give a sign of life
 LOOK_SECONDS = 1.0  # how often one who waits looks for leases that became garbage
 
@@ -86,7 +87,7 @@ class Places:
 
 @dataclass
 class _Waiter:
-    since: float
+    since: float  # of two, the one who has waited longer comes first
     thread: int = field(default_factory=threading.get_ident)
     served: threading.Event = field(default_factory=threading.Event)
     box: Pooled | None = None
@@ -141,16 +142,21 @@ class SandboxPool:
         with self._lock:
             places.pools.append(self)
 
-    def acquire(self, timeout: float = 110.0) -> Lease:
-        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why."""
+    def acquire(self, timeout: float = 110.0, patience: float = 0.0, first: bool = False) -> Lease:
+        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why.
+
+        Args:
+            patience: seconds more for which it waits while others have all the room.
+            first: come before all who ask without it, as where an episode cannot end without a second sandbox.
+        """
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
         if never := self.places.limit.lacks(self.size):
             raise SandboxError(f"{self.name}: there is never room for one: {never}")
         box: Pooled | None = None
-        since = time.monotonic()
+        began = time.monotonic()
         while True:
-            waiter = _Waiter(since)
+            waiter = _Waiter(began - FIRST if first else began)
             with self._lock:
                 if self._closed:
                     raise SandboxError(f"{self.name}: the pool was closed")
@@ -158,9 +164,10 @@ class SandboxPool:
                     self._take_back(box)
                 else:
                     self.ahead = max(self.ahead - 1, 0)
-                self.waiters.insert(0 if box is not None else len(self.waiters), waiter)
+                before = sum(other.since < waiter.since for other in self.waiters)
+                self.waiters.insert(0 if box is not None else before, waiter)
                 self._look()
-            box = self._wait(waiter, timeout)
+            box = self._wait(waiter, began, timeout, patience)
             try:
                 box.ping(SIGN_SECONDS)
                 return Lease(box, self)
@@ -184,14 +191,17 @@ class SandboxPool:
                 boxes = self.retire()
             close_all(boxes, timeout)
 
-    def _wait(self, waiter: _Waiter, timeout: float) -> Pooled:
-        deadline = waiter.since + timeout
+    def _wait(self, waiter: _Waiter, began: float, timeout: float, patience: float) -> Pooled:
+        deadline = began + timeout
         try:
             while not waiter.served.wait(min(max(deadline - time.monotonic(), 0.0), LOOK_SECONDS)):
                 with self._lock:
                     self._look()
+                    if not self._failures and self.places.free.lacks(self.size):
+                        deadline = max(deadline, min(time.monotonic() + timeout, began + timeout + patience))
                     if waiter.box is None and time.monotonic() >= deadline:
-                        raise SandboxError(f"{self.name}: no sandbox within {timeout:g} s: {self._why_none()}")
+                        waited = f"no sandbox within {deadline - began:g} s"
+                        raise SandboxError(f"{self.name}: {waited}: {self._why_none()}")
         except BaseException:  # also Ctrl-C: the caller is gone
             with self._lock:
                 if waiter in self.waiters:

@@ -75,12 +75,18 @@ def open_repository(
     size: Size = DEFAULT_SIZE,
     timeout: float = 110.0,
     tests: bool = True,
+    patience: float = 0.0,
 ) -> Sandbox:
-    """A sandbox with the instance's repository at its base commit, in `FOLDER`; `tests`: with those that its image may hold.
+    """A sandbox with the instance's repository at its base commit, in `FOLDER`.
+
+    Args:
+        tests: it is to grade: it has the tests that its image may hold, and comes before those in which agents begin.
+        patience: seconds besides `timeout` to wait while others have all the room.
 
     Raises SandboxError, and ValueError if the instance has no image.
     """
-    return sandboxes.acquire(spec_of(instance, size, tests), backend=backend, timeout=timeout)
+    spec = spec_of(instance, size, tests)
+    return sandboxes.acquire(spec, backend=backend, timeout=timeout, patience=patience, first=tests)
 
 
 def spec_of(instance: Instance, size: Size = DEFAULT_SIZE, tests: bool = False) -> SandboxSpec:

@@ -109,7 +109,9 @@ process_state = _ProcessState()
 os.register_at_fork(after_in_child=process_state.begin_anew)
 
 
-def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
+def acquire(
+    spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0, *, patience: float = 0.0, first: bool = False
+) -> Sandbox:
     """A clean sandbox from the process's pool of equal specs; `close` gives it back.
 
     Args:
@@ -117,12 +119,14 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
             those of AGENTGYM_SANDBOX_URL, or None for AGENTGYM_SANDBOX, else "auto".
         timeout: seconds to wait for one. The default is just under what `Limits` gives `init`, so that this error, which
             says why, comes first.
+        patience: seconds more for which it waits while others have all the room.
+        first: come before all who ask without it, as where an episode cannot end without a second sandbox.
 
     Raises:
         SandboxError: no back end can be used here, or there was no sandbox in time; says what failed.
         ValueError: there is no such back end or image.
     """
-    return _pool(choose(backend, spec.image, spec.writable_root).name, spec).acquire(timeout)
+    return _pool(choose(backend, spec.image, spec.writable_root).name, spec).acquire(timeout, patience, first)
 
 
 def prepare(spec: SandboxSpec, backend: str | None = None) -> None:

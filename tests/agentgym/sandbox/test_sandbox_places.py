@@ -155,13 +155,47 @@ class TestMemoryAndDisk:
         until(lambda: places.taken.memory <= 10)
 
 
+class TestTheOrder:
+    def test_one_who_grades_comes_before_those_who_begin(self, pool_of):
+        places = Places(1)
+        begins, grades = pool_of(places), pool_of(places, open=Maker())
+        held, order = begins.acquire(), []
+
+        def use(pool, name, first):
+            lease = pool.acquire(timeout=60, first=first)
+            order.append(name)
+            lease.close()
+
+        with ThreadPoolExecutor(3) as threads:
+            for pool, name in (begins, "a"), (begins, "b"), (grades, "grade"):
+                threads.submit(use, pool, name, name == "grade")
+                until(lambda pool=pool, name=name: len(pool.waiters) == 1 + (name == "b"))
+            held.close()
+        assert order == ["grade", "a", "b"]
+
+    def test_patience_is_for_want_of_room_and_not_for_a_broken_back_end(self, pool_of, maker):
+        pool = pool_of(limit=1)
+        held = pool.acquire()
+        with ThreadPoolExecutor(1) as thread:
+            waits = thread.submit(pool.acquire, 0.05, 60)
+            until(lambda: pool.waiters)
+            with pytest.raises(SandboxError, match=r"no sandbox within 0\.05 s"):
+                pool.acquire(0.05)
+            held.close()
+            waits.result(60).close()
+        broken = pool_of(open=Maker())
+        broken._open.error = SandboxError("no image")
+        with pytest.raises(SandboxError, match="failed: no image"):
+            broken.acquire(0.3, 1e9)
+
+
 class TestAhead:
     def test_one_is_made_before_its_caller_comes_and_only_one(self, pool_of, maker):
         pool = pool_of()
         pool.prepare()
         until(lambda: pool.idle)
-        for _ in range(2):
-            assert pool.acquire().alive
+        held = [pool.acquire(), pool.acquire()]
+        assert all(lease.alive for lease in held)
         assert len(maker.made) == 2
 
     def test_a_caller_who_comes_while_it_is_made_takes_it(self, pool_of, maker):
