@@ -97,7 +97,7 @@ def _archive(name: str, python: str, cache: Path) -> Path:
     with _locked(kept):
         if not kept.is_dir():
             program = interpreters.find(python).told["program"]
-            options = ["--no-deps", "--no-binary", ":all:", "--disable-pip-version-check", "--quiet"]
+            options = ["--no-deps", "--no-binary", name.partition("==")[0], "--disable-pip-version-check", "--quiet"]
             with tempfile.TemporaryDirectory(dir=kept.parent) as work:
                 new = Path(work, "new")
                 command = [program, "-I", "-m", "pip", "download", *options, "--dest", str(new), name]

@@ -207,9 +207,8 @@ def build(
         kept = shelf.read(place)
         if kept and (force or how not in ("auto", kept["way"])):
             kept = None
-        tagged = engine.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", tagged):
-            tagged = None
+        tagged = engine.way_of(api, what.tag) if api and not force else None
+        tagged = tagged if how in ("auto", tagged) else None
         fresh = (kept is None and (rootfs or tagged is None)) or (api is not None and tagged is None)
         if kept is None and tagged is None:
             tagged = _make(what, how, api, say)
