@@ -21,7 +21,7 @@ IDS = (
     "sphinx-doc__sphinx-11445",
     "mwaskom__seaborn-3010",
 )
-OFTEN = {"pytest-dev__pytest-7220", "sympy__sympy-12481", "sphinx-doc__sphinx-7975"}  # the others where all is tested
+OFTEN = {"pytest-dev__pytest-7220", "sympy__sympy-12481"}  # the others where all is tested
 pytestmark = [pytest.mark.data, pytest.mark.timeout(900)]
 
 
