@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 
 import pytest
-from swe_bench_cases import MODIFIED, django, require
+from swe_bench_cases import MODIFIED, built, require
 
 from agentgym.sandbox import SandboxError
-from agentgym_envs.swe_bench.grading import GradingError, grade
-from agentgym_envs.swe_bench.worktree import Size, base_of, open_repository, patch_of
+from agentgym_envs.swe_bench import worktree
+from agentgym_envs.swe_bench.grading import grade
+from agentgym_envs.swe_bench.patches import PatchError
+from agentgym_envs.swe_bench.worktree import base_of, open_repository, patch_of
 
 ID = "django__django-10924"
 INIT = "django/__init__.py"
@@ -29,7 +31,7 @@ def to_init(*lines):
 
 @pytest.fixture(scope="module")
 def instance():
-    return django(ID)
+    return built(ID)
 
 
 @pytest.fixture(params=["bubblewrap", "docker"])
@@ -65,20 +67,7 @@ def test_what_judges_is_dropped_beside_a_right_patch(judged, instance):
 
 def test_a_patch_that_breaks_everything_is_not_resolved(judged, instance):
     found = judged(instance.patch + to_init("raise RuntimeError"))
-    assert (found.resolved, found.verdict, found.failure) == (False, None, "with this patch no test runs")
-
-
-def test_tests_that_take_too_long_fail_the_patch(instance, monkeypatch):
-    slow = instance.patch + to_init("import time", "time.sleep(1000)")
-    found = grade(instance, slow, sandbox=require("bubblewrap", monkeypatch), test_timeout=5.0)
-    assert (found.resolved, found.failure) == (False, "the tests did not end within 5 seconds")
-
-
-def test_memory_that_is_used_up_fails_the_patch(instance, monkeypatch):
-    size = Size(memory=512 << 20, disk=64 << 20)
-    where = require("bubblewrap", monkeypatch)
-    found = grade(instance, instance.patch + to_init("x = bytearray(2 << 30)"), sandbox=where, size=size)
-    assert not found.resolved
+    assert (found.resolved, found.verdict, found.failure) == (False, None, "no test runs")
 
 
 PRINTED = (
@@ -99,7 +88,7 @@ ALWAYS_OK = (
 def test_results_that_the_patch_forges_are_not_believed(judged, instance, code):
     found = judged(to_init(*code))
     assert not found.resolved
-    assert not found.believed
+    assert found.verdict.doubt
     assert found.fraction == 0.0
 
 
@@ -116,18 +105,6 @@ def test_a_patch_that_may_not_or_does_not_apply_says_why(judged, patch, said):
     found = judged(patch)
     assert found.patch.startswith(said)
     assert (found.resolved, found.verdict) == (False, None)
-
-
-def test_an_instance_whose_tests_do_not_run_is_an_error(judged, instance):
-    with pytest.raises(GradingError, match="its tests do not run in its image"):
-        judged(instance.patch, test_command="true")
-    with pytest.raises(SandboxError, match="its bug patch does not apply"):
-        judged("", bug_patch=MODIFIED)
-
-
-def test_a_sandbox_that_cannot_start_is_an_error(instance):
-    with pytest.raises(SandboxError):
-        grade(instance, instance.patch, sandbox="http://127.0.0.1:9")
 
 
 class TestPatch:
@@ -157,6 +134,13 @@ class TestPatch:
             cwd="/testbed",
         )
         assert patch_of(box, base).startswith("diff --git a/setup.py b/setup.py\n")
+
+    def test_a_command_of_git_that_takes_too_long_is_no_verdict(self, box, monkeypatch):
+        with pytest.raises(PatchError, match="it took too long"):
+            patch_of(box, base_of(box), seconds=0.001)
+        monkeypatch.setattr(worktree, "GIT_SECONDS", 0.001)
+        with pytest.raises(SandboxError, match="applying a patch took over"):
+            worktree.apply(box, MODIFIED)
 
     def test_a_bug_that_is_put_in_is_no_change_and_not_in_the_history(self, instance, backend):
         with contextlib.closing(
