@@ -224,7 +224,7 @@ class SWEBench(Env):
         """Raise GradingError if git cannot read a repository that nobody has changed either, in half of the time."""
         with closing(worktree.open_repository(self._instance, self.sandbox, self.size, WAIT)) as box:
             try:
-                worktree.patch_of(box, worktree.base_of(box), worktree.GIT_SECONDS / 2)
+                worktree.patch_of(box, worktree.base_of(box), share=0.5)
             except PatchError as error:
                 raise GradingError(f"{problem}; in a fresh sandbox: {error}") from error
 

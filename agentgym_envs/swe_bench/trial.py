@@ -48,7 +48,7 @@ class Trial:
         verdict: what the log says, whether it is believed or not; None if it names no test.
         failure: why there is no verdict.
         doubt: why the log is not believed: it has what honest tests would not print, or they did what those would not.
-        inversion: the tests that can be made to fail; they are, in an inverted run.
+        inversion: the tests that can be made to fail, and in an inverted run are; without their files.
     """
 
     dropped: tuple[str, ...]
@@ -81,7 +81,7 @@ def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = Fa
                 raise
             return Trial(prepared.dropped, failure=f"the tests broke their sandbox: {cause}")
     trial = _read(instance, prepared.canaries, result, changed)
-    return replace(trial, dropped=prepared.dropped, inversion=prepared.inversion)
+    return replace(trial, dropped=prepared.dropped, inversion=replace(prepared.inversion, files={}))
 
 
 def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str]) -> Trial:

@@ -17,7 +17,7 @@ FOLDER = "/testbed"
 ACTIVATE = "[ ! -f /opt/miniconda3/bin/activate ] || . /opt/miniconda3/bin/activate testbed"
 LONGEST_PATCH = 8 * MEGABYTE
 OUTPUT = 8 * MEGABYTE  # of a test log
-GIT_SECONDS = 120.0
+_GIT_SECONDS = 120.0
 _NO_GIT_CONFIG = {"GIT_CONFIG_GLOBAL": "/dev/null", "HOME": "/nonexistent", "GIT_OPTIONAL_LOCKS": "0"}
 # An index of its own: the agent's may be locked, or hide files. A repository inside of the repository would be left out.
 _DIFF = f"""
@@ -97,7 +97,7 @@ def _put_bug(instance: Instance, box: Sandbox) -> None:
     """Apply the patch that makes the bug, and leave no trace of it in git: its only commit has the bug."""
     if problem := apply(box, instance.bug_patch):
         raise SandboxError(f"instance {instance.id}: its bug patch does not apply to its image: {problem}")
-    result = box.exec(["bash", "-c", _FORGET], timeout=GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
+    result = box.exec(["bash", "-c", _FORGET], timeout=_GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
     if not result.ok:
         raise SandboxError(f"instance {instance.id}: its history cannot be made anew: {result.stderr.strip()[-300:]}")
 
@@ -109,18 +109,22 @@ def run(box: Sandbox, command: str, timeout: float) -> ExecResult:
 
 def base_of(box: Sandbox) -> str:
     """The commit that the repository is at; ask before the agent's programs run. Raises SandboxError."""
-    result = box.exec(["git", "-C", FOLDER, "rev-parse", "HEAD"], timeout=GIT_SECONDS, env=_NO_GIT_CONFIG)
+    result = box.exec(["git", "-C", FOLDER, "rev-parse", "HEAD"], timeout=_GIT_SECONDS, env=_NO_GIT_CONFIG)
     if not result.ok or len(base := result.stdout.strip()) != 40:
         raise SandboxError(f"there is no git repository in {FOLDER} of the image: {result.stderr.strip()[-300:]}")
     return base
 
 
-def patch_of(box: Sandbox, base: str, seconds: float = GIT_SECONDS) -> str:
-    """What has changed since a commit in tracked and new files, as a patch. Raises PatchError if git cannot say."""
+def patch_of(box: Sandbox, base: str, share: float = 1.0) -> str:
+    """What has changed since a commit in tracked and new files, as a patch. Raises PatchError if git cannot say.
+
+    Args:
+        share: of the time that git may take.
+    """
     place = f"/tmp/patch-{base[:8]}"
-    box.exec(["rm", "-rf", place, f"{place}.index"], timeout=GIT_SECONDS)
+    box.exec(["rm", "-rf", place, f"{place}.index"], timeout=_GIT_SECONDS)
     command = ["bash", "-c", _DIFF, "diff", place, base]
-    result = box.exec(command, timeout=seconds, cwd="/", env=_NO_GIT_CONFIG)
+    result = box.exec(command, timeout=share * _GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
     if not result.ok:
         why = "it took too long" if result.timed_out else result.stderr.strip()[-500:]
         raise PatchError(f"git cannot tell what has changed: {why}")
@@ -134,16 +138,16 @@ def apply(box: Sandbox, patch: str) -> str:
     """Apply a patch, as SWE-bench does; "" or why it does not apply. Then some of it may be applied. SandboxError: no time."""
     place = "/tmp/changes.patch"
     box.write(place, patch.encode("utf-8", "surrogateescape"))
-    result = box.exec(["bash", "-c", _APPLY, "apply", place], timeout=GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
+    result = box.exec(["bash", "-c", _APPLY, "apply", place], timeout=_GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
     if result.timed_out:
-        raise SandboxError(f"applying a patch took over {GIT_SECONDS:g} seconds")
+        raise SandboxError(f"applying a patch took over {_GIT_SECONDS:g} seconds")
     return "" if result.ok else result.stdout.strip() or "git and patch say nothing"
 
 
 def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
     """Names of the modules that Python can import, and those in the repository's root, `src` and `lib`."""
     command = f"python -I -c {shlex.quote(_IMPORTABLE)} {FOLDER}"
-    result = run(box, command, GIT_SECONDS)
+    result = run(box, command, _GIT_SECONDS)
     if not result.ok:
         raise SandboxError(f"the image's Python does not run: {result.stdout.strip()[-300:]}")
     importable, known = json.loads(result.stdout)
@@ -153,7 +157,7 @@ def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
 def files_of(box: Sandbox) -> list[str]:
     """Every file and folder of the repository, without links and git's own; folders end with "/"."""
     found = ["find", FOLDER, "-path", f"{FOLDER}/.git", "-prune", "-o", "-type", "f", "-printf", r"%P\0"]
-    result = box.exec([*found, "-o", "-type", "d", "-printf", r"%P/\0"], timeout=GIT_SECONDS)
+    result = box.exec([*found, "-o", "-type", "d", "-printf", r"%P/\0"], timeout=_GIT_SECONDS)
     if not result.ok:
         raise SandboxError(f"the files of {FOLDER} cannot be listed: {result.stderr.strip()[-300:]}")
     if result.truncated:

@@ -3,9 +3,8 @@
 import dataclasses
 
 import pytest
-from swe_bench_cases import MODIFIED, built, require
+from swe_bench_cases import built, require
 
-from agentgym.sandbox import SandboxError
 from agentgym_envs.swe_bench import grading, hack_code, worktree
 from agentgym_envs.swe_bench.grading import GradingError, grade
 from agentgym_envs.swe_bench.trial import Trial
@@ -56,7 +55,6 @@ def test_time_that_the_patch_uses_up_is_its_failure(judged, instance):
 @pytest.mark.parametrize(
     ("command", "limits", "why"),
     [
-        ("true", {}, "its tests do not run in its image: no test runs"),
         ("sleep 100", {"test_timeout": 1.0}, "its tests do not run in its image: the tests did not end in time"),
         (f"{HOG}; exit 1", {"memory": MEMORY}, "its tests do not run in its image"),
     ],
@@ -70,11 +68,6 @@ def test_so_are_those_that_leave_the_patch_less_than_twice_the_time_of_the_gold_
     slow = "sleep 2; pytest -rA tests/test_config.py"
     with pytest.raises(GradingError, match="its tests"):
         judged(code(instance.patch, "import time", "time.sleep(1000)"), test_timeout=3.5, test_command=slow)
-
-
-def test_a_bug_that_cannot_be_put_in_is_an_error(judged, instance):
-    with pytest.raises(SandboxError, match="its bug patch does not apply"):
-        judged("", bug_patch=MODIFIED)
 
 
 def test_so_is_a_list_of_files_that_is_cut_off(judged, instance, monkeypatch):

@@ -8,7 +8,7 @@ from swe_bench_cases import MODIFIED, built, require
 
 from agentgym.sandbox import SandboxError
 from agentgym_envs.swe_bench import worktree
-from agentgym_envs.swe_bench.grading import grade
+from agentgym_envs.swe_bench.grading import GradingError, grade
 from agentgym_envs.swe_bench.patches import PatchError
 from agentgym_envs.swe_bench.worktree import base_of, open_repository, patch_of
 
@@ -107,12 +107,31 @@ def test_a_patch_that_may_not_or_does_not_apply_says_why(judged, patch, said):
     assert (found.resolved, found.verdict) == (False, None)
 
 
+def test_an_instance_whose_tests_do_not_run_is_an_error(judged, instance):
+    with pytest.raises(GradingError, match="its tests do not run in its image"):
+        judged(instance.patch, test_command="true")
+    with pytest.raises(SandboxError, match="its bug patch does not apply"):
+        judged("", bug_patch=MODIFIED)
+
+
+def test_a_sandbox_that_cannot_start_is_an_error(instance):
+    with pytest.raises(SandboxError):
+        grade(instance, instance.patch, sandbox="http://127.0.0.1:9")
+
+
 class TestPatch:
     @pytest.fixture
     def box(self, instance, backend):
         opened = open_repository(instance, backend)
         yield opened
         opened.close()
+
+    def test_a_command_of_git_that_takes_too_long_is_no_verdict(self, box, monkeypatch):
+        with pytest.raises(PatchError, match="it took too long"):
+            patch_of(box, base_of(box), share=0.00001)
+        monkeypatch.setattr(worktree, "_GIT_SECONDS", 0.001)
+        with pytest.raises(SandboxError, match="applying a patch took over"):
+            worktree.apply(box, MODIFIED)
 
     def test_it_has_changed_new_and_deleted_files(self, box):
         base = base_of(box)
@@ -134,13 +153,6 @@ class TestPatch:
             cwd="/testbed",
         )
         assert patch_of(box, base).startswith("diff --git a/setup.py b/setup.py\n")
-
-    def test_a_command_of_git_that_takes_too_long_is_no_verdict(self, box, monkeypatch):
-        with pytest.raises(PatchError, match="it took too long"):
-            patch_of(box, base_of(box), seconds=0.001)
-        monkeypatch.setattr(worktree, "GIT_SECONDS", 0.001)
-        with pytest.raises(SandboxError, match="applying a patch took over"):
-            worktree.apply(box, MODIFIED)
 
     def test_a_bug_that_is_put_in_is_no_change_and_not_in_the_history(self, instance, backend):
         with contextlib.closing(

@@ -98,6 +98,10 @@ def test_of_django_s_tests_those_are_known_too_that_logs_call_by_their_docstring
     found = inverted("django/django", "Told in the log.", "[1] Told, with a bracket.", *others)
     assert found.tests == {"Told in the log.", "[1] Told, with a bracket."}
     assert inverted("pallets/flask", "Told in the log.").tests == frozenset()
+    always_passed = "--version is equivalent to version"  # to SWE-bench's parser
+    assert (
+        inverted("django/django", always_passed, text=MODULE.replace("Told", always_passed + "\n")).tests == frozenset()
+    )
 
 
 class TestDoubt:
