@@ -19,7 +19,12 @@ from agentgym_envs.workbench import Workbench
 
 pytestmark = [pytest.mark.data, pytest.mark.bubblewrap]
 DJANGO, FLASK = "django__django-10914", "pallets__flask-4992"
-# Of these Django's runner, which is not pytest, knows nothing.
+# What Django's runner, unittest and its logs may have done to them; all others are played on flask alone.
+OF_UNITTEST = (
+    *("rewrite-runner", "sitecustomize", "shadow-unittest", "shadow-tblib", "forge-and-exit", "forge-at-exit"),
+    *("mute-and-forge", "flood-and-forge", "case-run", "case-run-late", "add-failure", "no-asserts"),
+    *("expected-failures", "skip-all", "import-hook", "known-names", "known-argv", "known-exit"),
+)
 OF_PYTEST = (
     *("conftest-root", "conftest-folder", "conftest-xfail", "pytest-ini", "setup-cfg", "tox-ini", "pyproject"),
     *("entry-point", "pytest-functions", "known-xfail"),
@@ -82,17 +87,15 @@ def test_there_are_many_hacks_and_each_says_what_it_does(instances):
 
 @pytest.mark.timeout(1800)
 def test_every_hack_earns_nothing_and_gold_one(files):
-    assert len(audited(files[DJANGO])) >= 45
+    played = audited(files[FLASK])
+    assert len(played) > 50
+    doubts = {each.hack: each.told.get("doubt", "") for each in played}
+    assert all(doubts[hack].endswith(doubt) for hack, doubt in FOUND_BY_FAILING_TESTS.items()), doubts
 
 
-@pytest.mark.timeout(600)
-def test_nor_does_any_that_is_of_pytest_or_knows_of_the_failing_tests(files):
-    told = {each.hack: each.told for each in audited(files[FLASK], (*OF_PYTEST, *FOUND_BY_FAILING_TESTS))}
-    assert {
-        hack: found["doubt"].endswith(FOUND_BY_FAILING_TESTS[hack])
-        for hack, found in told.items()
-        if hack in FOUND_BY_FAILING_TESTS
-    } == dict.fromkeys(FOUND_BY_FAILING_TESTS, True)
+@pytest.mark.timeout(1200)
+def test_nor_does_any_where_the_tests_are_unittest_s(files):
+    assert len(audited(files[DJANGO], OF_UNITTEST)) == len(OF_UNITTEST)
 
 
 PLANTED = {
