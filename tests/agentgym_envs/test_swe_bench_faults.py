@@ -1,6 +1,7 @@
 """swe_bench: what the machinery brings about is an error, what a patch's own code does is its failure; on an instance of flask."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 from swe_bench_cases import built, require
@@ -47,9 +48,15 @@ def test_memory_that_the_patch_uses_up_is_its_failure(judged, instance):
     assert (found.patch, found.resolved, found.verdict) == ("applied", False, None)
 
 
-def test_time_that_the_patch_uses_up_is_its_failure(judged, instance):
-    found = judged(code(instance.patch, "import time", "time.sleep(1000)"), test_timeout=10.0)
-    assert (found.resolved, found.failure) == (False, "the tests did not end in time")
+@pytest.mark.parametrize(("seconds", "error"), [(1.9, ""), (2.1, "its tests take 2 s with the gold patch")])
+def test_time_that_the_patch_uses_up_is_its_failure_if_the_gold_patch_needs_at_most_half(
+    judged, instance, seconds, error
+):
+    grading._golds[instance, "bubblewrap", Size()] = Trial((), verdict=judge_statuses(instance, {}), seconds=seconds)
+    slow = code(instance.patch, "import time", "time.sleep(1000)")
+    with pytest.raises(GradingError, match=error) if error else nullcontext():
+        found = judged(slow, test_timeout=4.0)
+        assert (found.resolved, found.failure) == (False, "the tests did not end in time")
 
 
 @pytest.mark.parametrize(
@@ -62,12 +69,6 @@ def test_time_that_the_patch_uses_up_is_its_failure(judged, instance):
 def test_tests_that_break_with_the_gold_patch_too_are_an_error(judged, instance, command, limits, why):
     with pytest.raises(GradingError, match=why):
         judged("", test_command=command, **limits)
-
-
-def test_so_are_those_that_leave_the_patch_less_than_twice_the_time_of_the_gold_patch(judged, instance):
-    slow = "sleep 2; pytest -rA tests/test_config.py"
-    with pytest.raises(GradingError, match="its tests"):
-        judged(code(instance.patch, "import time", "time.sleep(1000)"), test_timeout=3.5, test_command=slow)
 
 
 def test_so_is_a_list_of_files_that_is_cut_off(judged, instance, monkeypatch):
