@@ -93,7 +93,30 @@ def _inverted(text: str, rng: random.Random) -> tuple[str, dict[str, str]] | Non
         )
         lines.insert(before, f"{indent}{failing(rng)}")
         found[name] = (ast.get_docstring(function) or "").partition("\n")[0].strip()
-    return "\n".join(lines), found
+    return "\n".join(lines), found | _inherited(tree, found)
+
+
+def _inherited(tree: ast.Module, found: Mapping[str, str]) -> dict[str, str]:
+    """Tests that classes of a module inherit from others of it."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    bound = {name: {*map(_bound, node.body)} for name, node in classes.items()}
+
+    def definer(name: str, test: str, seen: tuple[str, ...] = ()) -> str:
+        if name not in classes or name in seen or test in bound[name]:
+            return name
+        bases = (base.id for base in classes[name].bases if isinstance(base, ast.Name))
+        below = (definer(base, test, (*seen, name)) for base in bases)
+        return next((base for base in below if test in bound.get(base, ())), "")
+
+    tests = {name.rpartition(".")[2] for name in found}
+    made = {f"{name}.{test}": f"{definer(name, test)}.{test}" for name in classes for test in tests}
+    return {name: found[source] for name, source in made.items() if source in found}
+
+
+def _bound(node: ast.stmt) -> str:
+    """The name that a statement of a class binds; "" for most."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else node
+    return str(getattr(target, "name", getattr(target, "id", "")))
 
 
 def _tests(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[str, _Function]]:

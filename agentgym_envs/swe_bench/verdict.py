@@ -10,17 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from agentgym_envs.swe_bench.instance import Instance
-from agentgym_envs.swe_bench.logs import (
-    DJANGO_VERSION,
-    ERROR,
-    FAILED,
-    PASSED,
-    SKIPPED,
-    XFAIL,
-    Statuses,
-    log_parser,
-    r2e_summary,
-)
+from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, Statuses, log_parser, r2e_summary
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
@@ -113,8 +103,7 @@ def contradiction(instance: Instance, output: str) -> str:
     """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs."""
     if instance.expected is not None:
         return ""
-    names = {*instance.fail_to_pass, *instance.pass_to_pass} - {DJANGO_VERSION}
-    said: dict[str, set[bool]] = {name: set() for name in sorted(names)}
+    said: dict[str, set[bool]] = {name: set() for name in (*instance.fail_to_pass, *instance.pass_to_pass)}
     parser = log_parser(instance.repo)
     for line in _LONG_LINE.sub("", output).split("\n"):
         for name, status in parser(line).items():

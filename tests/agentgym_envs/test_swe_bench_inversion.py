@@ -104,6 +104,28 @@ def test_of_django_s_tests_those_are_known_too_that_logs_call_by_their_docstring
     )
 
 
+BASES = """
+class Base:
+    def test_kept(self):
+        assert True
+    def test_replaced(self):
+        assert True
+    def test_dropped(self):
+        assert True
+class Between(Elsewhere, Base):
+    def test_replaced(self): pass
+    test_dropped = None
+class Last(Between, Last):
+    pass
+"""
+
+
+def test_a_class_inherits_tests_of_others_in_its_file():
+    names = [f"t.py::{case}::test_{test}" for case in ("Between", "Last") for test in ("kept", "replaced", "dropped")]
+    kept = {"t.py::Between::test_kept", "t.py::Last::test_kept"}
+    assert inverted("pallets/flask", *names, path="t.py", text=BASES).tests == kept
+
+
 class TestDoubt:
     """What the second run may say of a test, given what the first said."""
 
