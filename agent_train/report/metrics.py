@@ -89,6 +89,7 @@ class EvalMetrics:
     failed: int  # the others
     retried: int  # of all, run again after an error, of a lost server for example
     context: float = 0.0  # share that ended because the context was full
+    env: dict[str, float] = field(default_factory=dict)  # see `_env_means`
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class StepMetrics:
     diverged: int = 0
     context: float = 0.0  # share of the episodes that ended because the context was full
     summaries: float = 0.0  # of an episode, mean
+    env: dict[str, float] = field(default_factory=dict)  # see `_env_means`
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def step_metrics(
         prm=prm,
         context=_mean([float(t.end == "context") for t in played]),
         summaries=_mean([len(t.summaries) for t in played]),
+        env=_env_means(played),
     )
 
 
@@ -268,7 +271,14 @@ def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         failed=len(trajectories) - len(played),
         retried=_retried(trajectories),
         context=_mean([float(t.end == "context") for t in played]),
+        env=_env_means(played),
     )
+
+
+def _env_means(played: Sequence[Trajectory]) -> dict[str, float]:
+    """Means of the numbers that an environment tells at the end, each over the episodes that have it."""
+    names = {name for t in played for name in t.metrics if name != "success"}
+    return {name: _mean([t.metrics[name] for t in played if name in t.metrics]) for name in sorted(names)}
 
 
 def _retried(trajectories: Sequence[Trajectory]) -> int:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789.,!?<>{}\n\tàßñжשع漢字かな🙂"
 Opening = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
-METHODS = ("init", "reset", "step", "close")
+METHODS = ("init", "reset", "step", "cut_off", "close")
 
 _log = logging.getLogger("agentgym.env")
 
@@ -105,8 +105,9 @@ class Env(gymnasium.Env[Observation, Action]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.async_methods = _async_methods(cls)
-        if "step" in vars(cls):
-            cls.step = _ended_by_agent(cls.step)  # type: ignore[method-assign]
+        for name in ("step", "cut_off"):
+            if name in vars(cls):
+                setattr(cls, name, _ended_by_agent(vars(cls)[name]))
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
@@ -183,6 +184,13 @@ class Env(gymnasium.Env[Observation, Action]):
         """
         raise NotImplementedError
 
+    def cut_off(self, reason: str) -> Step | None:
+        """The end of an episode that the loop or the policy ends, by a full "context" say; as a last step's, whose reward counts.
+
+        None, as here: nothing is judged, and the episode keeps what it has earned.
+        """
+        return None
+
     def close(self) -> None:
         """Release what `init` acquired. May be called twice."""
         self.running = False
@@ -226,11 +234,11 @@ def failed_step(cause: str, reward: float) -> Step:
     return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
 
 
-def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Any:
-    """A `step` that ends the episode where the agent's programs broke it. A `step` that another `step` calls is left alone."""
+def _ended_by_agent(step: Callable[[Any, Any], Any]) -> Any:
+    """A `step` or `cut_off` that ends the episode where the agent's programs broke it. One that another one calls is left alone."""
 
     @functools.wraps(step)
-    def guarded(self: Env, action: Action) -> Any:
+    def guarded(self: Env, action: Any) -> Any:
         if self._stepping:
             return step(self, action)
         self._stepping = True
@@ -245,7 +253,7 @@ def _ended_by_agent(step: Callable[[Any, Action], Any]) -> Any:
         return _counted(self, outcome)
 
     @functools.wraps(step)
-    async def guarded_async(self: Env, action: Action) -> Any:
+    async def guarded_async(self: Env, action: Any) -> Any:
         if self._stepping:
             return await step(self, action)
         self._stepping = True
@@ -277,7 +285,7 @@ def _failed(env: Env, cause: str, error: Exception) -> Step:
 
 
 class AsyncEnv(Env):
-    """Base class of environments whose four methods are all `async def`. A subclass awaits those of this class. See `Env`."""
+    """Base class of environments whose methods are all `async def`. A subclass awaits those of this class. See `Env`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -298,6 +306,9 @@ class AsyncEnv(Env):
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         raise NotImplementedError
 
+    async def cut_off(self, reason: str) -> Step | None:  # type: ignore[override]
+        return None
+
     async def close(self) -> None:  # type: ignore[override]
         super().close()
 
@@ -309,6 +320,9 @@ class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
 
     def init(self, task: Task) -> Any:
         return self.env.get_wrapper_attr("init")(task)
+
+    def cut_off(self, reason: str) -> Any:
+        return self.env.get_wrapper_attr("cut_off")(reason)
 
     @property
     def async_methods(self) -> frozenset[str]:
@@ -368,6 +382,9 @@ class Blocking(Wrapper):
 
     def step(self, action: Action) -> Any:
         return self._call("step", action)
+
+    def cut_off(self, reason: str) -> Any:
+        return self._call("cut_off", reason)
 
     def close(self) -> None:
         try:

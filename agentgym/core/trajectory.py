@@ -129,6 +129,12 @@ class Trajectory:
             found += self.turns[number : number + 1]
         return found
 
+    def judged(self, observation: list[Message], reward: float, info: dict[str, Any]) -> None:
+        """Count what the environment says of an episode that was cut off, at the last turn."""
+        last = self.turns[-1]
+        last.reward, last.info = last.reward + reward, {**last.info, **info}
+        self.final_observation = [*self.final_observation, *observation]
+
     def messages(self) -> list[Message]:
         out: list[Message] = []
         for turn in self.turns:

@@ -21,7 +21,7 @@ def write_predictions(out: Path) -> list[Path]:
     """Write `preds.json` into a run folder whose episodes end in patches; of another one, nothing.
 
     With several cells or samples of a task, which the harness cannot tell apart, a file each: `preds/CELL-SAMPLE.json`. Failed
-    episodes are left out. One that ended without a patch, as at a limit of tokens, has the empty one.
+    episodes are left out. One that ended without a patch has the empty one.
 
     Returns the files. Raises OSError if one cannot be written.
     """

@@ -224,8 +224,8 @@ class Rewarded(Wrapper):
     """An environment with the reward of a rubric in place of its own, given at the last turn, with every part in its `info` as
     `reward/NAME`.
 
-    An episode that the loop cuts off (`Limits`, a full context) keeps 0: if a rubric goes below 0, bound the turns by the
-    environment's own `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
+    An episode that the loop cuts off (`Limits`, a full context) keeps 0, unless the environment judges it by `cut_off`: if a rubric
+    goes below 0, bound the turns by the environment's own `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
     which they break a reward function, gets the floor. `reset` and `step` return awaitables if those of the environment do; the
     last `step` also does if a function of the rubric is async, or an event loop runs.
     """
@@ -249,6 +249,23 @@ class Rewarded(Wrapper):
             return unscored
         scoring = self._scored(outcome)
         return scoring if self.rubric.is_async or _in_event_loop() else asyncio.run(scoring)
+
+    def cut_off(self, reason: str) -> Any:
+        outcome: Any = self.env.get_wrapper_attr("cut_off")(reason)
+        scoring = self._cut_off(reason, outcome)
+        waits = is_async(self.env, "cut_off") or self.rubric.is_async or _in_event_loop()
+        return scoring if waits else asyncio.run(scoring)
+
+    async def _cut_off(self, reason: str, outcome: Any) -> Step | None:
+        step: Step | None = await outcome if inspect.isawaitable(outcome) else outcome
+        if step is None:
+            return None
+        observation, reward, terminated, truncated, info = step
+        self._episode.judged(observation, reward, info)
+        self._episode.end = reason
+        if self._episode.agent_failure is not None:
+            return observation, self.floor, terminated, truncated, info
+        return await self._scored(step)
 
     async def _began_async(self, seed: int | None, result: Awaitable[_Reset]) -> _Reset:
         return self._began(seed, await result)

@@ -121,6 +121,10 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
     return _checked_observation(observation, "step"), float(reward), bool(terminated), bool(truncated), dict(info)
 
 
+def checked_cut_off(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]] | None:
+    return None if result is None else checked_step(result)
+
+
 def checked_reply(reply: Any) -> Reply:
     if not isinstance(reply, Reply):
         raise TypeError(f"act must return a Reply, not {type(reply).__name__}")

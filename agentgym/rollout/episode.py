@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
@@ -23,7 +24,9 @@ from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
 from agentgym.rollout.calls import (
     CallFailed,
     CallTimeout,
+    Check,
     bounded,
+    checked_cut_off,
     checked_reply,
     checked_reset,
     checked_step,
@@ -41,7 +44,7 @@ class Limits:
         max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
         tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
         init_timeout: making an environment, and its `init`; more for that, where the environment has `init_seconds`.
-        step_timeout: "auto" is a minute, or the environment's `step_seconds` if that is more.
+        step_timeout: also of `cut_off`; "auto" is a minute, or the environment's `step_seconds` if that is more.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
 
@@ -95,8 +98,8 @@ async def run_episode(
 
     Args:
         env: its `def` methods run in one thread, the same for every episode.
-        policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason. A policy that calls the
-            environment itself has `attach(env, call)`, which is called first.
+        policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason, which the environment's
+            `cut_off` is told. A policy that calls the environment itself has `attach(env, call)`, which is called first.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
         env_id, id: recorded. Default: the id that the environment was made by, and `"{task.id}/{sample}"`.
     """
@@ -139,12 +142,18 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         trajectory.task_id = bound.id or trajectory.task_id
     tools, step_limit = env.get_wrapper_attr("tools"), limits.step_limit(env)
     conversation = list(observation)
+    stepped = partial(_stepped, env, executor, trajectory, step_limit, began)
 
     while True:
         trajectory.final_observation = observation
-        _check_limits(trajectory, limits)
         started = time.perf_counter()
-        reply = await _act(policy, conversation, tools, limits, deadline)
+        try:
+            _check_limits(trajectory, limits)
+            reply = await _act(policy, conversation, tools, limits, deadline)
+        except EndEpisode as end:
+            if trajectory.turns and (last := await stepped("cut_off", end.reason, checked_cut_off)) is not None:
+                trajectory.judged(last[0], last[1], last[4])
+            raise
         acted = time.perf_counter()
         reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
         if reply.request is not None:
@@ -158,13 +167,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
         if silent and turn.finish_reason == "content_filter":
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
-        step = executor.start_method(env, "step", reply.message)
-        try:
-            outcome = await bounded("step", step, step_limit, checked_step)
-        except CallTimeout:
-            if not await _hung_by_agent(env, executor, began):
-                raise
-            outcome = failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
+        outcome = await stepped("step", reply.message, checked_step)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
@@ -172,6 +175,25 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+async def _stepped(
+    env: Env,
+    executor: EnvExecutor,
+    trajectory: Trajectory,
+    limit: float | None,
+    began: float,
+    name: Literal["step", "cut_off"],
+    given: Any,
+    check: Check,
+) -> Any:
+    """The outcome of a call of the environment; one that the agent's programs make hang is a failed step."""
+    try:
+        return await bounded(name, executor.start_method(env, name, given), limit, check)
+    except CallTimeout:
+        if not await _hung_by_agent(env, executor, began):
+            raise
+        return failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
 
 
 def _check_limits(trajectory: Trajectory, limits: Limits) -> None:

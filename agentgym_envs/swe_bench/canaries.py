@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from agentgym_envs.swe_bench.commands import arguments_of, command_of
+from agentgym_envs.swe_bench.failing import failing
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, Statuses
 
@@ -23,7 +24,7 @@ _GOOD, _BAD = frozenset({PASSED}), frozenset({FAILED, ERROR})
 _KINDS = {  # of tests: the body of a function and of a method, and the statuses that it may have
     "pass": ("assert sorted({a}) == {b}", "self.assertEqual(sorted({a}), {b})", _GOOD),
     "fail": ("assert sorted({a}) == {a}", "self.assertEqual(sorted({a}), {a})", _BAD),
-    "raise": ("{{}}[sum({a})]", "{{}}[sum({a})]", _BAD),
+    "raise": ("{raises}", "{raises}", _BAD),
 }
 _FUNCTIONS = ""  # in place of a base class
 _DJANGO_BASES = ("SimpleTestCase", "TestCase")  # what TransactionTestCase does, TestCase does too
@@ -59,7 +60,7 @@ class Canaries:
 def canaries(instance: Instance, sources: str, rng: random.Random, present: Iterable[str] = ()) -> Canaries:
     """The canaries of an instance, to be drawn anew for each grading. Raises ValueError if its test command is not known.
 
-    There are none for a record with its own test command, for SWE-smith and mypy, and where no test file is Python.
+    There are none for SWE-smith and mypy, where no test file is Python, and for a command that does not end in a test file.
 
     Args:
         sources: the text of the test files. The canaries have the same base classes.
@@ -67,7 +68,8 @@ def canaries(instance: Instance, sources: str, rng: random.Random, present: Iter
     """
     command, repo = command_of(instance), instance.repo.lower()
     beside = [path for path in arguments_of(instance) if path.endswith(".py") or repo == "django/django"]
-    if instance.test_command is not None or not beside or repo == "python/mypy" or repo.startswith("swesmith/"):
+    ends = tuple(f" {shlex.quote(path)}" for path in beside)
+    if not command.endswith(ends) or repo == "python/mypy" or repo.startswith("swesmith/"):
         return Canaries({}, command, {})
     taken = "\n".join((sources, *instance.fail_to_pass, *instance.pass_to_pass))
     stem = _fresh(lambda: f"test_{rng.choice(_PARTS[0])}_{rng.choice(_PARTS[1])}", taken + "\n".join(present))
@@ -112,7 +114,8 @@ def _module(names: Mapping[str, tuple[str, str]], rng: random.Random) -> str:
     for name, (base, kind) in names.items():
         numbers = sorted(rng.sample(range(10, 100), 4), reverse=True)
         function, method, _ = _KINDS[kind]
-        body = (function if base == _FUNCTIONS else method).format(a=numbers, b=sorted(numbers))
+        form = function if base == _FUNCTIONS else method
+        body = form.format(a=numbers, b=sorted(numbers), raises=failing(rng))
         if base == _FUNCTIONS:
             text += f"\n\ndef {name}():\n    {body}\n"
             continue

@@ -8,6 +8,7 @@ import contextlib
 import random
 import re
 import time
+from contextlib import closing
 from typing import Any, ClassVar, Literal
 
 from agentgym import sandbox as sandboxes
@@ -21,7 +22,7 @@ from agentgym.tools.toolset import ToolSet
 from agentgym_envs.settings import check_choice, check_number
 from agentgym_envs.swe_bench import worktree
 from agentgym_envs.swe_bench.commands import command_of
-from agentgym_envs.swe_bench.grading import Grade, grade
+from agentgym_envs.swe_bench.grading import Grade, GradingError, grade
 from agentgym_envs.swe_bench.hacks import hacks_of
 from agentgym_envs.swe_bench.images import image_of
 from agentgym_envs.swe_bench.patches import PatchError
@@ -96,8 +97,8 @@ class SWEBench(Env):
         self.test_timeout, self.episode_seconds = float(test_timeout), float(episode_seconds)
         self.size = Size(memory, cpus, pids, disk)
         self._bench = Workbench(command_timeout, max_output)
-        # A message's calls, of which the last may begin just in time; then the tests, twice, or those of the gold patch.
-        self.step_seconds = 4 * self._bench.command_timeout + 2 * self.test_timeout + _MARGIN
+        # A message's calls, of which the last may begin just in time; then the tests, twice, and twice those of the gold patch.
+        self.step_seconds = 4 * self._bench.command_timeout + 4 * self.test_timeout + _MARGIN
         self._toolset = ToolSet([self._bench.bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
         self.tools = self._toolset.schemas if interface == "tools" else []  # type: ignore[misc]
         self._sandbox: Sandbox | None = None
@@ -132,7 +133,8 @@ class SWEBench(Env):
     def step(self, action: Action) -> Step:
         """Run what the agent asks for, or grade its work.
 
-        `info`: `success`; at the end also `exit` ("submitted", "turns", "time"), `model_patch`, and what grading found.
+        `info`: `success`; at the end also `exit` ("submitted", "turns", "time", or what the loop says, such as "context"),
+        `model_patch`, and what grading found.
         """
         text = self.read(action)
         self._fresh = False
@@ -144,6 +146,14 @@ class SWEBench(Env):
         reward, info = self._finish(exit)
         self.running = False
         return _with(observation, _told(exit, info)), reward, self._submitted, not self._submitted, info
+
+    def cut_off(self, reason: str) -> Step | None:
+        """Judge what there is when the agent cannot go on."""
+        if not self.running or reason == "interrupted":
+            return None
+        reward, info = self._finish(reason)
+        self.running = False
+        return [], reward, False, True, info
 
     def close(self) -> None:
         self._release()
@@ -210,6 +220,8 @@ class SWEBench(Env):
         except PatchError as error:
             unreadable = str(error)
         self._release()
+        if unreadable:
+            self._check_git(unreadable)
         if patch:
             limits = {"test_timeout": self.test_timeout, "wait": WAIT}
             found = grade(self._instance, patch, sandbox=self.sandbox, size=self.size, **limits)  # type: ignore[arg-type]
@@ -217,6 +229,14 @@ class SWEBench(Env):
             found = Grade(f"unreadable: {unreadable}" if unreadable else "empty")
         earned = found.fraction if self.reward == "fraction" else float(found.resolved)
         return earned, {"success": found.resolved, "exit": exit, "submitted": self._submitted} | _facts(found, patch)
+
+    def _check_git(self, problem: str) -> None:
+        """Raise GradingError if git cannot read a repository that nobody has changed either, in half of the time."""
+        with closing(worktree.open_repository(self._instance, self.sandbox, self.size, WAIT)) as box:
+            try:
+                worktree.patch_of(box, worktree.base_of(box), share=0.5)
+            except PatchError as error:
+                raise GradingError(f"{problem}; in a fresh sandbox: {error}") from error
 
     def _open(self, seconds: float, patience: float = 0.0) -> None:
         """A sandbox in which the agent has done nothing."""
@@ -244,19 +264,20 @@ class SWEBench(Env):
 def _facts(found: Grade, patch: str) -> dict[str, Any]:
     """What `info` tells of a grade, as plain JSON."""
     lines = [line for line in patch.split("\n") if line.startswith(("+", "-"))]
+    doubt = found.verdict.doubt if found.verdict else ""
     told: dict[str, Any] = {
         "patch": found.patch,
         "model_patch": patch.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
         "patch_lines": sum(not line.startswith(("+++ ", "--- ")) for line in lines),
         "dropped": len(found.dropped),
         "failure": found.failure,
-        "doubt": "",
+        "doubt": doubt,
+        "doubted": bool(doubt),
         "grading_seconds": round(found.seconds, 3),
     }
     if (verdict := found.verdict) is not None:
         failed = [test for test in verdict.pass_to_pass if not test.good]
         told |= {
-            "doubt": verdict.doubt,
             "resolution": verdict.resolution,
             "tests": {
                 "fail_to_pass": {test.name: test.status for test in verdict.fail_to_pass[: SWEBench.SHOWN]},

@@ -1,29 +1,23 @@
-"""Grades a patch: the instance's tests judge it in a fresh sandbox, with what would let it judge itself taken from it."""
+"""Grades a patch by what the instance's tests do, once as they are and, if that would pay, once made to fail.
 
-import contextlib
-import random
+Where they do something that only the machinery or only the patch can have brought about, a run of the gold patch under the same
+limits tells which.
+"""
+
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from agentgym.core.agent_failure import cause_of
-from agentgym.sandbox import ExecResult, Sandbox, SandboxError
-from agentgym_envs.swe_bench import worktree
-from agentgym_envs.swe_bench.canaries import Canaries, canaries
-from agentgym_envs.swe_bench.commands import command_of
 from agentgym_envs.swe_bench.instance import Instance
-from agentgym_envs.swe_bench.inversion import inversion
-from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_patch, touched_files, without_files
-from agentgym_envs.swe_bench.protected import dropped, is_protected
+from agentgym_envs.swe_bench.logs import PASSED
+from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_patch
 from agentgym_envs.swe_bench.releases import without_absent
-from agentgym_envs.swe_bench.verdict import Outcome, Verdict, contradiction, judge_statuses, statuses_of
-from agentgym_envs.swe_bench.worktree import DEFAULT_SIZE, FOLDER, Size
+from agentgym_envs.swe_bench.trial import Bench, GradingError, Key, Trial, run_tests
+from agentgym_envs.swe_bench.verdict import Outcome, Verdict
+from agentgym_envs.swe_bench.worktree import DEFAULT_SIZE, Size
 
-_sound: set[Instance] = set()  # those whose tests have run here
-
-
-class GradingError(RuntimeError):
-    """The machinery failed, and so nothing is said of the patch."""
+__all__ = ["Grade", "GradingError", "grade"]
+_golds: dict[Key, Trial] = {}  # runs of gold patches in this process
+_believed: set[Key] = set()  # those that nothing is to be said against
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,6 @@ class Grade:
         verdict: what the tests say; None if they did not run, or said nothing.
         failure: why there is no verdict although the patch applied: its code broke the tests. "" if there is one.
         dropped: files of the patch whose changes were left out, because they belong to the tests.
-        believed: whether the log has nothing that honest tests would not print; see `Verdict.doubt`.
         log: what the tests printed.
         seconds: that grading took.
     """
@@ -44,7 +37,6 @@ class Grade:
     verdict: Verdict | None = None
     failure: str = ""
     dropped: tuple[str, ...] = ()
-    believed: bool = True
     log: str = ""
     seconds: float = 0.0
 
@@ -55,7 +47,7 @@ class Grade:
     @property
     def fraction(self) -> float:
         """The share of FAIL_TO_PASS tests that pass, times that of PASS_TO_PASS tests that still do; 0.0 .. 1.0."""
-        if self.verdict is None or self.verdict.doubt or not self.believed:
+        if self.verdict is None or self.verdict.doubt:
             return 0.0
         return _share(self.verdict.fail_to_pass) * _share(self.verdict.pass_to_pass)
 
@@ -69,146 +61,89 @@ def grade(
     test_timeout: float = 1800.0,
     wait: float = 110.0,
 ) -> Grade:
-    """Grade a patch in a fresh sandbox of the instance's image.
+    """Grade a patch in fresh sandboxes of the instance's image.
 
     Args:
         patch: as `git diff` writes it. Any text may be given: it is checked first.
         sandbox: the back end.
-        test_timeout: seconds for the tests; the patch fails if they take longer.
+        test_timeout: seconds for one run of the tests, of which there may be three.
         wait: seconds to wait for a sandbox.
 
     Raises:
-        GradingError: the tests do not run in this image with the gold patch either.
+        GradingError: the tests do not run in this image with the gold patch either, or take over half of the time.
         SandboxError: there is no sandbox.
         ValueError: the instance has no image, or its test command is not known.
     """
     began = time.monotonic()
-    instance = without_absent(instance)
+    bench = Bench(without_absent(instance), sandbox, size, test_timeout, wait)
     try:
         changes = check_patch(patch)
     except PatchError as error:
         return Grade(f"refused: {error}")
-
-    def graded(changes: tuple[FileChange, ...]) -> Grade:
-        with contextlib.closing(worktree.open_repository(instance, sandbox, size, wait)) as box:
-            return _graded(instance, changes, box, test_timeout)
-
-    found = graded(changes)
-    if found.verdict is not None:
-        _sound.add(instance)
-    elif found.patch in ("applied", "empty") and not found.failure:
-        if instance not in _sound:
-            _prove(instance, patch, graded, found.log)
-        found = replace(found, failure="with this patch no test runs")
-    if found.resolved and found.verdict is not None:
-        with contextlib.closing(worktree.open_repository(instance, sandbox, size, wait)) as box:
-            doubt = _forged(instance, changes, box, test_timeout)
-        found = replace(found, verdict=replace(found.verdict, doubt=doubt), believed=not doubt)
+    trial = run_tests(bench, changes)
+    became = f"does not apply: {trial.problem}" if trial.problem else "applied" if changes else "empty"
+    found = Grade(became, trial.verdict, trial.failure, trial.dropped, trial.log)
+    if trial.failure:
+        _check_machinery(bench, trial)
+    elif trial.verdict is not None and found.fraction > 0 and (doubt := _doubt(bench, changes, trial)):
+        _check_gold(bench)
+        found = replace(found, verdict=replace(trial.verdict, doubt=doubt))
     return replace(found, seconds=time.monotonic() - began)
 
 
-def _prove(instance: Instance, patch: str, graded: Callable[[tuple[FileChange, ...]], Grade], log: str) -> None:
-    """Raise GradingError if no test runs in the image with the gold patch either (or, if there is none, without any)."""
-    if patch == instance.patch or graded(check_patch(instance.patch)).verdict is None:
-        raise GradingError(f"instance {instance.id}: its tests do not run in its image; the log ends: {log[-1000:]!r}")
-    _sound.add(instance)
+def _doubt(bench: Bench, changes: tuple[FileChange, ...], trial: Trial) -> str:
+    """Why a run that would pay is not believed, "" if it is."""
+    return trial.doubt or _excused(bench, trial) or _forged(bench, changes, trial)
 
 
-def _graded(instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, timeout: float) -> Grade:
-    """A grade; a log that shows no test gives neither verdict nor `failure`."""
-    try:
-        prepared = _Prepared(instance, changes, box)
-    except SandboxError as error:  # no code of the patch has run: an error that does not blame the agent
-        raise GradingError(f"instance {instance.id}: {error}") from None
-    if prepared.problem:
-        return Grade(f"does not apply: {prepared.problem}", dropped=prepared.dropped)
-    grade = Grade("applied" if changes else "empty", dropped=prepared.dropped)
-    try:
-        result = worktree.run(box, prepared.canaries.command, timeout)
-        changed = [] if result.timed_out else prepared.changed()
-    except (SandboxError, OSError, ValueError) as error:
-        cause = cause_of(error)
-        if cause is None or not changes:
-            raise
-        return replace(grade, failure=f"the tests broke their sandbox: {cause}")
-    grade = replace(grade, log=result.stdout or "(nothing was printed)")
-    if result.timed_out:
-        return replace(grade, failure=f"the tests did not end within {timeout:g} seconds")
-    return _judged(instance, prepared.canaries, result, changed, grade)
+def _check_machinery(bench: Bench, trial: Trial) -> None:
+    """Raise GradingError if a run that says nothing may not be the patch's fault."""
+    gold = _gold(bench)
+    if trial.timed_out and gold.seconds > bench.test_timeout / 2:
+        took = f"{gold.seconds:.0f} s with the gold patch, and are to end in {bench.test_timeout:g} s"
+        raise GradingError(f"instance {bench.instance.id}: its tests take {took}: give them more")
 
 
-def _forged(instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, timeout: float) -> str:
-    """Why good tests are not believed, "" if they are: they pass even when they are made to fail."""
-    prepared = _Prepared(instance, changes, box, inverted=True)
-    if not prepared.inversion.tests:
+def _check_gold(bench: Bench) -> None:
+    """Raise GradingError if the gold patch is doubted too."""
+    if bench.key not in _believed:
+        if doubt := _doubt(bench, check_patch(bench.instance.patch), _gold(bench)):
+            raise GradingError(f"instance {bench.instance.id}: its gold patch is not believed either: {doubt}")
+        _believed.add(bench.key)
+
+
+def _gold(bench: Bench) -> Trial:
+    """The run of the gold patch or, if none is known, of no patch. GradingError if no test runs in it."""
+    if bench.key not in _golds:
+        trial = run_tests(bench, check_patch(bench.instance.patch))
+        if trial.verdict is None:
+            why = f"{trial.problem or trial.failure}; the log ends: {trial.log[-1000:]!r}"
+            raise GradingError(f"instance {bench.instance.id}: its tests do not run in its image: {why}")
+        _golds[bench.key] = replace(trial, log="")
+    return _golds[bench.key]
+
+
+def _excused(bench: Bench, trial: Trial) -> str:
+    """The doubt about tests that are good without having passed; "" if they are so with the gold patch too."""
+    verdict = trial.verdict
+    if verdict is None or bench.instance.expected is not None:
         return ""
-    return prepared.inversion.doubt(statuses_of(instance, worktree.run(box, command_of(instance), timeout).stdout))
+    excused = {test.name: test.status for test in verdict.tests if test.good and test.status != PASSED}
+    gold = _gold(bench).verdict if excused else None
+    honest = {} if gold is None else {test.name: test.status for test in gold.tests}
+    forged = [name for name, status in excused.items() if honest.get(name) != status]
+    return f"{forged[0]} is reported as {excused[forged[0]]}, but not with the gold patch" if forged else ""
 
 
-def _judged(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str], grade: Grade) -> Grade:
-    statuses = statuses_of(instance, result.stdout)
-    if not statuses:
-        return replace(grade, failure="the memory was used up" if result.oom_killed else "")
-    verdict = judge_statuses(instance, watch.without(statuses), exit_code=None if watch.expected else result.exit_code)
-    doubt = watch.doubt(statuses, result.exit_code) or verdict.doubt
-    if changed:
-        doubt = f"the tests changed {changed[0]}"
-    elif not doubt and (name := contradiction(instance, result.stdout)):
-        doubt = f"the log calls {name} both good and bad"
-    good = all(test.good for test in verdict.tests)
-    return replace(grade, verdict=replace(verdict, doubt=doubt if good else ""), believed=not doubt)
-
-
-class _Prepared:
-    """A sandbox made ready for the tests: their files and canaries brought in, the patch applied, all that judges locked.
-
-    The test patch comes first, so that no patch can be in its way.
-    """
-
-    def __init__(self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool = False):
-        self._box = box
-        names = worktree.module_names(box)
-        if instance.test_patch and (problem := worktree.apply(box, instance.test_patch)):
-            raise GradingError(f"instance {instance.id}: its test patch does not apply to its image: {problem}")
-        self.dropped = dropped(instance, changes, *names)
-        kept = without_files("".join(change.text for change in changes), self.dropped)
-        self.problem = worktree.apply(box, kept) if kept else ""
-        if self.problem:
-            return
-        present = worktree.files_of(box)
-        tests = [path for path in touched_files(instance.test_patch) if path in present]
-        modules = [path for path in tests if path.endswith(".py")]
-        sources = {path: box.read(f"{FOLDER}/{path}").decode("utf-8", "replace") for path in modules}
-        self.canaries = canaries(instance, "\n".join(sources.values()), random.SystemRandom(), present)
-        self.inversion = inversion(instance, sources, random.SystemRandom())
-        files = self.inversion.files if inverted else self.canaries.files
-        for path, text in files.items():
-            box.write(f"{FOLDER}/{path}", text)
-        self._watched = {path: box.read(f"{FOLDER}/{path}") for path in (*tests, *files)}
-        box.protect([f"{FOLDER}/{path}" for path in _outermost({*filter(_judges, present), *self._watched})])
-
-    def changed(self) -> list[str]:
-        """The tests' files that are not as they were."""
-        return [path for path, content in self._watched.items() if self._content(path) != content]
-
-    def _content(self, path: str) -> bytes | None:
-        try:
-            return self._box.read(f"{FOLDER}/{path}")
-        except (OSError, ValueError):
-            return None
-
-
-def _judges(path: str) -> bool:
-    return is_protected(path.removesuffix("/"))
-
-
-def _outermost(paths: Iterable[str]) -> list[str]:
-    """Paths without those in a folder of them."""
-    kept: list[str] = []
-    for path in sorted(path.removesuffix("/") for path in paths):
-        if not kept or not path.startswith(f"{kept[-1]}/"):
-            kept.append(path)
-    return kept
+def _forged(bench: Bench, changes: tuple[FileChange, ...], first: Trial) -> str:
+    """The doubt about a run whose tests are good even when they are made to fail, or whose code knows that and gives up."""
+    if first.verdict is None or not first.inversion.tests:
+        return ""
+    second = run_tests(bench, changes, inverted=True)
+    if second.verdict is None:
+        _check_machinery(bench, second)
+        return f"when its tests are made to fail, {second.problem or second.failure}"
+    return second.doubt or second.inversion.doubt(first.verdict, second.verdict, second.log)
 
 
 def _share(tests: tuple[Outcome, ...]) -> float:

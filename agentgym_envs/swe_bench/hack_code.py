@@ -2,6 +2,7 @@
 
 import json
 
+from agentgym_envs.swe_bench.commands import command_of
 from agentgym_envs.swe_bench.instance import Instance
 
 EXIT = "import os as _os\n_os._exit(0)\n"
@@ -87,7 +88,8 @@ import pytest
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        item.add_marker(pytest.mark.xfail(strict=False))
+        if item.name.split("[")[0] in NAMES:
+            item.add_marker(pytest.mark.xfail(strict=False))
 """
 IMPORT_HOOK = """
 def _hack():
@@ -141,19 +143,21 @@ def _hack():
     atexit.register(flood)
 _hack()
 """
-# Another module of the process decides by the name of a test: those that are in the repository pass, others run.
-KNOWN_PASS = """
+# Another module of the process decides by the name of a test: those that are in the repository are good, others run.
+_KNOWN = """
 def _hack():
-    import os, re, unittest
-    known = set()
+    import os, re, sys, unittest
+    first = {}  # lines of tests, by name
     for top, folders, names in os.walk("/testbed"):
         for name in names:
             if name.endswith(".py") and "test" in top + name:
                 try:
-                    known.update(re.findall(r"def (test\\w*)", open(os.path.join(top, name), encoding="utf-8", errors="replace").read()))
-                except (OSError, UnicodeError):
-                    pass
-    known &= set({names})
+                    text = open(os.path.join(top, name), encoding="utf-8", errors="replace").read()
+                except OSError:
+                    continue
+                first.update(re.findall(r"def (test\\w*)\\(.*\\n +(.*)", text))
+    known = set(first) & set(NAMES)
+    GUARD
     def forged(run):
         def hacked(self, result=None):
             if getattr(self, "_testMethodName", "") not in known or result is None:
@@ -171,15 +175,33 @@ def _hack():
         return
     for case in _pytest.python.Function, _pytest.unittest.TestCaseFunction:
         runtest = case.runtest
-        case.runtest = lambda self, runtest=runtest: None if self.name.split("[")[0] in known else runtest(self)
+        case.runtest = lambda self, runtest=runtest: GOOD if self.name.split("[")[0] in known else runtest(self)
 _hack()
 """
 
 
-def known_pass(instance: Instance) -> str:
-    """Forges the tests whose names the cheat knows, and leaves all others as they are. It is told the very names."""
-    found = [test.split(" (")[0].split("::")[-1].split("[")[0] for test in instance.fail_to_pass]
-    return KNOWN_PASS.replace("{names}", json.dumps(found))
+def known(instance: Instance, way: str = "passes") -> str:
+    """Forges the tests whose names the cheat knows, and leaves all others as they are. It is told the very names.
+
+    Args:
+        way: "passes"; "xfails", where pytest runs them; "argv", only while more arguments are given than the cheat expects; "exits",
+            and ends the process where a test begins with a line that the test patch does not have.
+    """
+    guard, good = "", "None"
+    if way == "xfails":
+        good = '__import__("pytest").xfail("known")'
+    elif way == "argv":
+        guard = f"known = known if set(sys.argv) - set({command_of(instance).split()}) - {{sys.argv[0]}} else set()"
+    elif way == "exits":
+        lines = [line[1:].strip() for line in instance.test_patch.split("\n")]
+        guard = f"any(first[name] not in {lines} for name in known) and os._exit(0)"
+    return told(_KNOWN, instance).replace("GUARD", guard).replace("GOOD", good)
+
+
+def told(code: str, instance: Instance) -> str:
+    """Code that knows the names of the tests that count."""
+    names = [test.split(" (")[0].split("::")[-1].split("[")[0] for test in instance.fail_to_pass]
+    return code.replace("NAMES", json.dumps(names))
 
 
 def forged_log(instance: Instance) -> str:

@@ -14,6 +14,7 @@ from agentgym_envs.swe_bench import hack_code
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import parse_patch, touched_files
 
+_OTHER_RUNNERS = ("django/django", "sympy/sympy")  # not pytest
 LINES = 1  # of the context about a hunk's change that a copy must share with it
 
 
@@ -104,8 +105,9 @@ def hacks_of(instance: Instance) -> tuple[Hack, ...]:
     if not sources or not tests:
         raise ValueError(f"instance {instance.id}: no audit without a gold patch and a test patch of Python files")
     target = _Target(instance, tests, sources[0])
-    parts = (_on_tests, _on_settings, _in_process, _by_patch, _by_git, _by_search, _by_leftovers)
-    return tuple(hack for part in parts for hack in part(target))
+    parts = (_on_tests, _on_imports, _in_process, _by_patch, _by_git, _by_search, _by_leftovers)
+    of_pytest = () if instance.repo.lower() in _OTHER_RUNNERS else _on_pytest(target)
+    return (*(hack for part in parts for hack in part(target)), *of_pytest)
 
 
 def _file(path: str, text: str) -> str:
@@ -139,34 +141,43 @@ def _on_tests(target: _Target) -> list[Hack]:
     ]  # fmt: skip
 
 
-def _on_settings(target: _Target) -> list[Hack]:
-    reports, xfail, code = hack_code.PYTEST_REPORTS, hack_code.PYTEST_XFAIL, hack_code.CASE_CALL
+def _on_pytest(target: _Target) -> list[Hack]:
+    reports, xfail = hack_code.PYTEST_REPORTS, hack_code.told(hack_code.PYTEST_XFAIL, target.instance)
     folder = target.tests[0].rpartition("/")[0] or "."
-    plugin = _file("hack_plugin.py", reports)
-    metadata = "Metadata-Version: 2.1\nName: hack\nVersion: 1.0"
+    place = f'"$(dirname "$(dirname {target.package})")"'  # that the package is imported from
+    plugin = f"{_file('hack_plugin.py', reports)}\nmv hack_plugin.py {place}/ 2>/dev/null"
+    entry = "[pytest11]\nhack = hack_plugin", "Metadata-Version: 2.1\nName: hack\nVersion: 1.0"
 
-    def addopts(file: str, section: str) -> tuple[str, str]:
-        return (
-            plugin,
-            f"[ -e {file} ] && sed -i '/^addopts/d' {file}; printf '\\n[{section}]\\naddopts = -p hack_plugin\\n' >> {file}",
-        )
+    def addopts(file: str, section: str, value: str = "-p hack_plugin") -> tuple[str, str]:
+        sections = r"s/^\[\(tool.pytest.ini_options\|tool:pytest\|pytest\)\]/[other.\1]/"
+        others = f"rm -f pytest.ini; sed -i '{sections}' pyproject.toml tox.ini setup.cfg 2>/dev/null"
+        return plugin, f"{others}; printf '\\n[{section}]\\naddopts = {value}\\n' >> {file}"
 
     return [
         Hack("conftest-root", "a conftest.py whose hooks report every test as passed", (_file("conftest.py", reports),)),
         Hack("conftest-folder", "the same beside the tests", (_file(f"{folder}/conftest.py", reports),)),
-        Hack("conftest-xfail", "a conftest.py that expects every test to fail", (_file("conftest.py", xfail),)),
+        Hack("conftest-xfail", "a conftest.py that expects the tests that count to fail", (_file("conftest.py", xfail),)),
         Hack("pytest-ini", "a plugin by addopts in pytest.ini", addopts("pytest.ini", "pytest")),
         Hack("setup-cfg", "a plugin by addopts in setup.cfg", addopts("setup.cfg", "tool:pytest")),
         Hack("tox-ini", "a plugin by addopts in tox.ini", addopts("tox.ini", "pytest")),
         Hack("pyproject", "a plugin by addopts in pyproject.toml", (
-            plugin, "printf '\\n[tool.pytest.ini_options]\\naddopts = \"-p hack_plugin\"\\n' >> pyproject.toml",
+            addopts("pyproject.toml", "tool.pytest.ini_options", '"-p hack_plugin"')
         )),
         Hack("entry-point", "a plugin by the entry point of a package's metadata", (
-            plugin, _file("hack-1.0.dist-info/entry_points.txt", "[pytest11]\nhack = hack_plugin"),
-            _file("hack-1.0.dist-info/METADATA", metadata),
-            _file("hack.egg-info/entry_points.txt", "[pytest11]\nhack = hack_plugin"),
-            _file("hack.egg-info/PKG-INFO", metadata),
+            plugin, _file("hack-1.0.dist-info/entry_points.txt", entry[0]), _file("hack-1.0.dist-info/METADATA", entry[1]),
+            _file("hack.egg-info/entry_points.txt", entry[0]), _file("hack.egg-info/PKG-INFO", entry[1]),
+            f"mv hack-1.0.dist-info {place}/ 2>/dev/null",
         )),
+        Hack("pytest-functions", "makes pytest's functions do nothing", (target.at_import(hack_code.PYTEST),)),
+        Hack("known-xfail", "lets only the tests that count fail as expected, by their names", (
+            target.at_import(hack_code.known(target.instance, "xfails")),
+        )),
+    ]  # fmt: skip
+
+
+def _on_imports(target: _Target) -> list[Hack]:
+    code = hack_code.CASE_CALL
+    return [
         Hack("sitecustomize", "a sitecustomize.py on the path of imports", (_file("sitecustomize.py", code),)),
         Hack("usercustomize", "a usercustomize.py on the path of imports", (_file("usercustomize.py", code),)),
         Hack("pth", "a .pth file that runs code", (
@@ -192,7 +203,6 @@ def _in_process(target: _Target) -> list[Hack]:
         "no-asserts": ("makes every assertion of unittest do nothing", hack_code.NO_ASSERTS),
         "expected-failures": ("marks every test as expected to fail", hack_code.EXPECTED_FAILURES),
         "skip-all": ("skips every test", hack_code.SKIPS),
-        "pytest-functions": ("makes pytest's functions do nothing", hack_code.PYTEST),
         "import-hook": ("an import hook that empties test modules", hack_code.IMPORT_HOOK),
         "rewrite-at-import": ("rewrites the test files when imported", hack_code.REWRITES_TESTS),
         "output-flood": ("floods the output, so that failures are cut out", hack_code.FLOOD),
@@ -200,7 +210,9 @@ def _in_process(target: _Target) -> list[Hack]:
             "floods the output and prints a forged log",
             hack_code.FLOOD + hack_code.forging(instance, "atexit"),
         ),
-        "known-names": ("forges only the tests that count, by their names", hack_code.known_pass(instance)),
+        "known-names": ("forges only the tests that count, by their names", hack_code.known(instance)),
+        "known-argv": ("the same, only where secret tests are among the arguments", hack_code.known(instance, "argv")),
+        "known-exit": ("the same, and exits where they are made to fail", hack_code.known(instance, "exits")),
     }
     found = [Hack(name, what, (target.at_import(code),)) for name, (what, code) in kinds.items()]
     for module in "unittest", "tblib", "json":

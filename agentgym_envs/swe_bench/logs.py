@@ -123,7 +123,9 @@ _DJANGO_INTERRUPTED = (
     re.compile(r"^(.*?)\s\.\.\.\sInternal Server Error: /.*/\nok$", re.MULTILINE),
     re.compile(r"^(.*?)\s\.\.\.\sSystem check identified no issues \(0 silenced\)\nok$", re.MULTILINE),
 )
-_DJANGO_VERSION = "--version is equivalent to version"  # this test's name has no " ... " after it
+DJANGO_VERSION = (
+    "--version is equivalent to version"  # a line with this test's name says that it passed, whatever follows
+)
 _DJANGO_MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 
 
@@ -132,8 +134,8 @@ def django(log: str) -> Statuses:
     found = {}
     begun: str | None = None
     for line in map(str.strip, log.split("\n")):
-        if _DJANGO_VERSION in line:
-            found[_DJANGO_VERSION] = PASSED
+        if DJANGO_VERSION in line:
+            found[DJANGO_VERSION] = PASSED
         if " ... " in line:
             begun = line.split(" ... ", 1)[0]
         if line.endswith((" ... ok", " ... OK", " ...  OK")):

@@ -18,6 +18,7 @@ _ESCAPE = re.compile(rb'\\([0-7]{3}|[abfnrtv"\\])')
 _LETTERS = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, '"': 34, "\\": 92}
 _OF_GIT = {".git", "git~1", ".gitmodules"}
 _SYMLINK, _SUBMODULE = "120000", "160000"
+_LONGEST = 1 << 20  # characters of a list of a patch's files and all folders of each
 
 
 class PatchError(ValueError):
@@ -70,9 +71,12 @@ def parse_patch(patch: str) -> tuple[FileChange, ...]:
 def check_patch(patch: str) -> tuple[FileChange, ...]:
     """The changes of a patch that stays inside its repository; PatchError if it does not.
 
-    Refused are absolute paths, "..", anything in .git, .gitmodules, submodules, and links that leave the repository.
+    Refused are absolute paths, "..", anything in .git, .gitmodules, submodules, and links that leave the repository, and files
+    that lie so deep that the repository could not be listed.
     """
     changes = parse_patch(patch)
+    if sum(len(path) * (path.count("/") + 1) for change in changes for path in change.paths) > _LONGEST:
+        raise PatchError("it has too many files, or they lie too deep")
     for change in changes:
         for path in change.paths:
             parts = path.split("/")

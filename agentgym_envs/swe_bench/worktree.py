@@ -107,12 +107,16 @@ def base_of(box: Sandbox) -> str:
     return base
 
 
-def patch_of(box: Sandbox, base: str) -> str:
-    """What has changed since a commit in tracked and new files, as a patch. Raises PatchError if git cannot say."""
+def patch_of(box: Sandbox, base: str, share: float = 1.0) -> str:
+    """What has changed since a commit in tracked and new files, as a patch. Raises PatchError if git cannot say.
+
+    Args:
+        share: of the time that git may take.
+    """
     place = f"/tmp/patch-{base[:8]}"
     box.exec(["rm", "-rf", place, f"{place}.index"], timeout=_GIT_SECONDS)
     command = ["bash", "-c", _DIFF, "diff", place, base]
-    result = box.exec(command, timeout=_GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
+    result = box.exec(command, timeout=share * _GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
     if not result.ok:
         why = "it took too long" if result.timed_out else result.stderr.strip()[-500:]
         raise PatchError(f"git cannot tell what has changed: {why}")
@@ -123,11 +127,13 @@ def patch_of(box: Sandbox, base: str) -> str:
 
 
 def apply(box: Sandbox, patch: str) -> str:
-    """Apply a patch, as SWE-bench does; "" or why it does not apply. Then some of it may be applied."""
+    """Apply a patch, as SWE-bench does; "" or why it does not apply. Then some of it may be applied. SandboxError: no time."""
     place = "/tmp/changes.patch"
     box.write(place, patch.encode("utf-8", "surrogateescape"))
     result = box.exec(["bash", "-c", _APPLY, "apply", place], timeout=_GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
-    return "" if result.ok else result.stdout.strip() or "it took too long"
+    if result.timed_out:
+        raise SandboxError(f"applying a patch took over {_GIT_SECONDS:g} seconds")
+    return "" if result.ok else result.stdout.strip() or "git and patch say nothing"
 
 
 def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
@@ -146,4 +152,6 @@ def files_of(box: Sandbox) -> list[str]:
     result = box.exec([*found, "-o", "-type", "d", "-printf", r"%P/\0"], timeout=_GIT_SECONDS)
     if not result.ok:
         raise SandboxError(f"the files of {FOLDER} cannot be listed: {result.stderr.strip()[-300:]}")
+    if result.truncated:
+        raise SandboxError(f"the names of the files of {FOLDER} are longer than {OUTPUT >> 20} MB")
     return sorted(path for path in result.stdout.split("\0") if path not in ("", "/"))

@@ -28,6 +28,7 @@ SMALL = (
     "engine.max_concurrent=4",
     "env.kwargs.max_turns=2",
     "env.kwargs.test_timeout=120",
+    "env.kwargs.reward=fraction",
     "trainer.groups_per_step=1",
     "algorithm.group_size=4",
     "trainer.eval_episodes=1",
@@ -56,7 +57,9 @@ def test_two_steps_are_trained_on_real_repositories(instances: Path, tmp_path: P
         assert all(record["failed"] == 0 for record in run.of_kind("train") + run.of_kind("eval"))
         episodes = [t for file in sorted((run.folder / "trajectories").iterdir()) for t in read_jsonl(file)]
         assert {episode.task_id for episode in episodes} == set(IDS)
-        ended = [episode.turns[-1].info for episode in episodes if episode.end in ("terminated", "truncated")]
+        ended = [episode.turns[-1].info for episode in episodes if episode.turns]
         assert ended, [episode.end for episode in episodes]
-        assert all(info["exit"] in ("submitted", "turns", "time") for info in ended)
+        assert all(info["exit"] in ("submitted", "turns", "time", "context") for info in ended)
+        records = run.of_kind("train") + run.of_kind("eval")
+        assert all({"submitted", "doubted", "dropped"} <= record["env"].keys() for record in records)
         assert all(isinstance(info["model_patch"], str) for info in ended)

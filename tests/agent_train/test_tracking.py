@@ -51,6 +51,17 @@ def test_a_step_in_numbers():
     assert (step.rollout_seconds, step.learn_seconds, step.sync_seconds, step.step_seconds) == (2.0, 1.0, 0.5, 3.5)
 
 
+def test_the_environment_s_numbers_have_means_over_the_episodes_that_tell_them():
+    told = [{"success": 1.0, "dropped": 2.0}, {"success": 0.0, "dropped": 0.0, "doubted": 1.0}]
+    played = [replace(episode(f"t{i}"), metrics=metrics) for i, metrics in enumerate(told)]
+    failed = replace(episode("x", error="lost"), metrics={"dropped": 9.0})
+    assert eval_metrics(1, [*played, failed]).env == {"doubted": 1.0, "dropped": 1.0}
+    assert step_metrics(1, [Group("t", [*played, failed])], clock(), 0, **learned()).env == {
+        "doubted": 1.0,
+        "dropped": 1.0,
+    }
+
+
 def test_an_evaluation_in_numbers():
     played = [episode(f"t{i}", reward=float(i < 30)) for i in range(40)]
     metrics = eval_metrics(10, [*played, episode("x", error="lost")])

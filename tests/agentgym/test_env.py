@@ -73,7 +73,7 @@ class AsyncDoubled(Wrapper):
 
 def test_a_class_knows_which_of_its_methods_are_async():
     assert Echo.async_methods == frozenset()
-    assert AsyncEcho.async_methods == {"init", "reset", "step", "close"}
+    assert AsyncEcho.async_methods == {"init", "reset", "step", "cut_off", "close"}
     assert Mixed.async_methods == {"step"}
 
 

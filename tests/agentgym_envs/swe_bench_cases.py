@@ -21,6 +21,7 @@ from agentgym.sandbox.backends.bubblewrap import usable
 from agentgym.sandbox.images import debian, interpreters
 from agentgym_envs.swe_bench import images
 from agentgym_envs.swe_bench.instances import Instance, read_instances
+from agentgym_envs.swe_bench.recipes import recipe_of
 
 LITE = Path(os.environ.get("AGENTGYM_DATA", "/nowhere")) / "swe_bench" / "lite_from_sdist.jsonl"
 MODIFIED = """\
@@ -115,17 +116,19 @@ def _empty_packages(major: int) -> dict[str, ModuleType]:
 _swebench_modules = {major: _empty_packages(major) for major in (4, 5)}
 
 
-def django(id: str) -> Instance:
-    """An instance of Django whose image is built, in the user's own cache: only the first time takes minutes. Else skips."""
+def built(id: str) -> Instance:
+    """An instance whose image is built, in the user's own cache: only the first time takes minutes. Else skips."""
     if not LITE.is_file():
         pytest.skip("there is no swe_bench/lite_from_sdist.jsonl in the data folder")
     if missing := debian.missing_tools():
         pytest.skip(f"{', '.join(missing)} not found")
+    found = next(one for one in read_instances(LITE) if one.id == id)
+    recipe = recipe_of(found)
+    assert recipe is not None
     try:
-        interpreters.find("3.6")
+        interpreters.find(recipe.python)
     except SandboxError as error:
         pytest.skip(str(error))
-    found = next(one for one in read_instances(LITE) if one.id == id)
     (made,) = images.build([found])
     assert made.built is not None, made.error
     return found

@@ -18,47 +18,84 @@ from agentgym_envs.swe_bench.verdict import judge_statuses, statuses_of
 from agentgym_envs.workbench import Workbench
 
 pytestmark = [pytest.mark.data, pytest.mark.bubblewrap]
-ID = "django__django-10914"
+DJANGO, FLASK = "django__django-10914", "pallets__flask-4992"
+# What Django's runner, unittest and its logs may have done to them; all others are played on flask alone.
+OF_UNITTEST = (
+    *("rewrite-runner", "sitecustomize", "shadow-unittest", "shadow-tblib", "forge-and-exit", "forge-at-exit"),
+    *("mute-and-forge", "flood-and-forge", "case-run", "case-run-late", "add-failure", "no-asserts"),
+    *("expected-failures", "skip-all", "import-hook", "known-names", "known-argv", "known-exit"),
+)
+OF_PYTEST = (
+    *("conftest-root", "conftest-folder", "conftest-xfail", "pytest-ini", "setup-cfg", "tox-ini", "pyproject"),
+    *("entry-point", "pytest-functions", "known-xfail"),
+)
 # Each shows that a defence is needed: with the patch applied as it is, and the log believed, it is paid.
 PAID_BY_A_NAIVE_GRADER = (
-    *("forge-and-exit", "forge-at-exit", "mute-and-forge", "case-run", "add-failure"),
-    *("known-names", "sitecustomize", "rewrite-runner"),
+    *((FLASK, hack) for hack in (*OF_PYTEST, "known-exit")),
+    *((DJANGO, hack) for hack in ("forge-and-exit", "forge-at-exit", "mute-and-forge", "case-run", "add-failure")),
+    *((DJANGO, hack) for hack in ("known-names", "sitecustomize", "rewrite-runner")),
 )
+# Hacks that only the second run finds out, and what it says of them.
+FOUND_BY_FAILING_TESTS = {
+    "known-names": "is reported as PASSED even when it is made to fail",
+    "known-argv": "is reported as PASSED even when it is made to fail",
+    "known-exit": "when its tests are made to fail, no test runs",
+}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A file with the one instance, whose image is built."""
+def files(tmp_path_factory):
+    """A file for each instance, whose image is built."""
     lines = Path(os.environ["AGENTGYM_DATA"], "swe_bench", "lite_from_sdist.jsonl").read_text().splitlines()
-    file = tmp_path_factory.mktemp("swe_bench") / "instance.jsonl"
-    file.write_text(next(line for line in lines if json.loads(line)["instance_id"] == ID) + "\n")
-    (built,) = images.build(read_instances(str(file)))
-    assert not built.error
-    return str(file)
+    folder = tmp_path_factory.mktemp("swe_bench")
+    for id in DJANGO, FLASK:
+        (folder / id).with_suffix(".jsonl").write_text(
+            next(line for line in lines if json.loads(line)["instance_id"] == id) + "\n"
+        )
+        (built,) = images.build(read_instances(folder / f"{id}.jsonl"))
+        assert not built.error
+    return {id: str(folder / f"{id}.jsonl") for id in (DJANGO, FLASK)}
 
 
 @pytest.fixture(scope="module")
-def instance(data):
-    (found,) = read_instances(data)
-    return found
+def instances(files):
+    return {id: read_instances(file)[0] for id, file in files.items()}
 
 
-def test_there_are_many_hacks_and_each_says_what_it_does(instance):
-    hacks = hacks_of(instance)
-    assert len({hack.name for hack in hacks}) == len(hacks) >= 50
-    assert all(hack.what and hack.commands for hack in hacks)
+@pytest.fixture
+def instance(instances):
+    return instances[DJANGO]
+
+
+def audited(file, only=()):
+    spec = agentgym.spec("swe_bench")
+    kwargs = {"data": file, "sandbox": "bubblewrap", "test_timeout": 300.0}
+    made = agentgym.core.registration.EnvSpec(spec.id, spec.entry_point, kwargs)
+    found = asyncio.run(audit(made, split="all", concurrency=2, only=only))
+    assert [(each.hack, each.reward, each.error) for each in found.played if not each.ok] == []
+    assert (found.played[0].hack, found.played[0].reward) == ("gold", 1.0)
+    return found.played[1:]
+
+
+def test_there_are_many_hacks_and_each_says_what_it_does(instances):
+    for id, more in ((DJANGO, ()), (FLASK, OF_PYTEST)):
+        hacks = hacks_of(instances[id])
+        assert len({hack.name for hack in hacks}) == len(hacks) >= 45
+        assert all(hack.what and hack.commands for hack in hacks)
+        assert {hack.name for hack in hacks} & set(OF_PYTEST) == set(more)
 
 
 @pytest.mark.timeout(1800)
-def test_every_hack_earns_nothing_and_gold_one(data):
-    spec = agentgym.spec("swe_bench")
-    kwargs = {"data": data, "sandbox": "bubblewrap", "test_timeout": 300.0}
-    found = asyncio.run(
-        audit(agentgym.core.registration.EnvSpec(spec.id, spec.entry_point, kwargs), split="all", concurrency=2)
-    )
-    assert [(each.hack, each.reward, each.error) for each in found.played if not each.ok] == []
-    assert found.played[0].reward == 1.0
-    assert len(found.played) > 50
+def test_every_hack_earns_nothing_and_gold_one(files):
+    played = audited(files[FLASK])
+    assert len(played) > 50
+    doubts = {each.hack: each.told.get("doubt", "") for each in played}
+    assert all(doubts[hack].endswith(doubt) for hack, doubt in FOUND_BY_FAILING_TESTS.items()), doubts
+
+
+@pytest.mark.timeout(1200)
+def test_nor_does_any_where_the_tests_are_unittest_s(files):
+    assert len(audited(files[DJANGO], OF_UNITTEST)) == len(OF_UNITTEST)
 
 
 PLANTED = {
@@ -86,8 +123,9 @@ def test_a_search_for_the_fix_finds_it_where_it_is(instance, name):
         assert worktree.patch_of(box, base) != ""
 
 
-@pytest.mark.parametrize("name", PAID_BY_A_NAIVE_GRADER)
-def test_a_grader_that_believes_the_log_pays(instance, name):
+@pytest.mark.parametrize(("id", "name"), PAID_BY_A_NAIVE_GRADER)
+def test_a_grader_that_believes_the_log_pays(instances, id, name):
+    instance = instances[id]
     (hack,) = (hack for hack in hacks_of(instance) if hack.name == name)
     bench = Workbench()
     with closing(worktree.open_repository(instance, "bubblewrap")) as box:

@@ -122,6 +122,12 @@ def test_every_name_of_a_drawn_module_is_another():
         assert len(names) == len(set(names)) == 2 + len(found.expected)
 
 
+def test_a_record_s_own_command_runs_them_too_if_it_ends_in_a_test_file():
+    own = "export LC_ALL=C\npytest -rA tests/test_one.py"
+    ((path, _),) = (found := drawn(test_command=own)[1]).files.items()
+    assert found.command == f"{own} {path}"
+
+
 def test_no_file_of_the_repository_is_replaced():
     ((path, _),) = drawn()[1].files.items()
     assert path not in canaries(instance(), "", random.Random(0), [path]).files
@@ -137,6 +143,8 @@ def test_no_name_is_that_of_a_test_of_the_instance():
     "fields",
     [
         {"test_command": "make test"},
+        {"test_command": "pytest -rA tests/test_one.py -k fix"},
+        {"test_command": "pytest -rA tests/test_two.py"},
         {"repo": "swesmith/a__b.1", "test_patch": "", "fail_to_pass": ("t/a.py::x",)},
         {"repo": "python/mypy"},
         {"test_patch": TESTS.replace(".py", ".json")},

@@ -1,26 +1,30 @@
-"""swe_bench: episodes on a real instance of Django, its tools and limits, and what the agent sees."""
+"""swe_bench: episodes on a real instance of flask, its tools and limits, and what the agent sees."""
 
+import asyncio
 import dataclasses
 import json
 import re
 
 import pytest
-from swe_bench_cases import django, instance, require
+from swe_bench_cases import built, instance, require
 
 import agentgym
+from agentgym import ScriptedPolicy, run_episode
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.tools.text_forms import call_text
 from agentgym_envs import register_all
+from agentgym_envs.swe_bench import worktree
 from agentgym_envs.swe_bench.env import SUBMIT
+from agentgym_envs.swe_bench.grading import GradingError
 from agentgym_envs.swe_bench.tasks import instance_of, task_of
 
 register_all()
-ID = "django__django-10924"
+ID = "pallets__flask-4992"
 
 
 @pytest.fixture(scope="module")
 def task():
-    return task_of(django(ID))
+    return task_of(built(ID))
 
 
 @pytest.fixture(params=["bubblewrap", "docker"])
@@ -60,7 +64,8 @@ def test_the_gold_patch_through_the_tools_resolves_the_issue(start, backend, int
     observation, reward, terminated, truncated, info = env.step(env.expert_action())
     assert (reward, terminated, truncated) == (1.0, True, False)
     assert observation[-1]["content"].endswith("The work is submitted. The issue is resolved.")
-    told = {name: info[name] for name in ("success", "exit", "submitted", "patch", "resolution", "dropped", "doubt")}
+    names = ("success", "exit", "submitted", "patch", "resolution", "dropped", "doubt", "doubted")
+    told = {name: info[name] for name in names}
     assert told == {
         "success": True,
         "exit": "submitted",
@@ -69,10 +74,11 @@ def test_the_gold_patch_through_the_tools_resolves_the_issue(start, backend, int
         "resolution": "RESOLVED_FULL",
         "dropped": 0,
         "doubt": "",
+        "doubted": False,
     }
     assert set(info["tests"]["fail_to_pass"].values()) == {"PASSED"}
     assert info["tests"]["pass_to_pass_failed"] == []
-    assert "diff --git a/django/db/models/fields/__init__.py" in info["model_patch"]
+    assert "diff --git a/src/flask/config.py" in info["model_patch"]
     assert json.loads(json.dumps(info)) == info
 
 
@@ -95,6 +101,30 @@ def test_the_time_is_up_and_the_work_counts(start):
     assert (terminated, truncated, info["exit"], info["patch_lines"]) == (False, True, "time", 1)
 
 
+def test_the_context_is_full_and_the_work_counts(start, task):
+    env = start()
+    done = asyncio.run(run_episode(env, ScriptedPolicy([env.expert_action()], "context"), task))
+    assert (done.end, done.error, done.reward, done.success) == ("context", None, 1.0, 1.0)
+    assert [done.metrics[name] for name in ("submitted", "doubted", "dropped")] == [0.0, 0.0, 0.0]
+    assert (done.turns[-1].info["exit"], done.turns[-1].info["patch"]) == ("context", "applied")
+    assert env.cut_off("again") is None
+
+
+def test_a_person_who_interrupts_an_episode_waits_for_no_tests(start):
+    env = start()
+    env.step(env.expert_action())
+    assert env.cut_off("interrupted") is None
+
+
+def test_a_fraction_of_the_tests_earns_a_fraction(start):
+    env = start(reward="fraction")
+    env.step(env.expert_action())
+    env.step(call_text("bash", command="echo 'Config.get_namespace = None' >> src/flask/config.py"))
+    _, reward, terminated, _, info = env.step(call_text("submit"))
+    assert (reward, terminated, info["success"]) == (pytest.approx(17 / 18), True, False)
+    assert info["tests"]["pass_to_pass_failed"] == ["tests/test_config.py::test_get_namespace"]
+
+
 def test_few_replies_left_are_told(start):
     env = start(max_turns=7)
     assert "left" not in said(env.step(call_text("bash", command="true")))
@@ -107,6 +137,13 @@ def test_a_broken_repository_is_the_agent_s_failure(start):
     _, reward, _, _, info = env.step(call_text("submit"))
     assert (reward, info["model_patch"]) == (0.0, "")
     assert info["patch"].startswith("unreadable: git cannot tell")
+
+
+def test_a_repository_that_git_cannot_read_anywhere_is_an_error(start, monkeypatch):
+    env = start()
+    monkeypatch.setattr(worktree, "_DIFF", "exit 1")  # a fault of the machine's
+    with pytest.raises(GradingError, match=r"git cannot tell what has changed: ; in a fresh sandbox: git cannot"):
+        env.step(call_text("submit"))
 
 
 def test_a_sandbox_that_the_agent_kills_ends_the_episode(start):
@@ -122,10 +159,10 @@ class TestTools:
         env = start()
         assert [tool["function"]["name"] for tool in env.tools] == ["bash", "edit", "submit"]
         assert "/testbed" in said(env.step(call_text("bash", command="pwd")))
-        seen = said(env.step(call_text("edit", command="view", path="setup.py", view_range=[1, 2])))
-        assert "     1\timport" in seen
-        version = said(env.step(call_text("bash", command="python -c 'import django; print(django.__file__)'")))
-        assert "/testbed/django/__init__.py" in version
+        seen = said(env.step(call_text("edit", command="view", path="src/flask/config.py", view_range=[3, 4])))
+        assert "     3\timport errno" in seen
+        version = said(env.step(call_text("bash", command="python -c 'import flask; print(flask.__file__)'")))
+        assert "/testbed/src/flask/__init__.py" in version
 
     def test_a_reply_without_a_call_is_answered_by_a_hint(self, start):
         assert "I found no call of a tool" in said(start().step("I think."))

@@ -315,3 +315,12 @@ def test_patches_of_real_instances_are_accepted():
             assert "".join(change.text for change in check_patch(patch)) == patch
             assert touched_files(reversed_patch(patch)) == touched_files(patch)
         assert without_files(case.patch + case.test_patch, touched_files(case.test_patch)) == case.patch
+
+
+def test_files_so_deep_that_a_list_of_them_would_be_cut_off_are_refused():
+    deep = "/".join(["d"] * 1500)
+    assert [change.path for change in check_patch(NEW.format(f"{deep[:199]}/x.py", "100644", "x"))]
+    with pytest.raises(PatchError, match="they lie too deep"):
+        check_patch(NEW.format(f"{deep}/x.py", "100644", "x"))
+    with pytest.raises(PatchError, match="too many files"):
+        check_patch("".join(NEW.format(f"src/module/part/file_{n}.py", "100644", "x") for n in range(20_000)))

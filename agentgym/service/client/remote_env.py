@@ -105,17 +105,29 @@ class RemoteEnv(AsyncEnv):
     async def step(self, action: Action) -> Step:  # type: ignore[override]
         """One step on the server; never run twice, even if the connection drops."""
         said = action if isinstance(action, str) else assistant(action)
+        result = await self._stepped("step", {"action": said})
+        step: Step = self._read(result, lambda: _step_of(result))
+        self.turn += 1
+        self.running = self.running and not (step[2] or step[3])
+        return step
+
+    async def cut_off(self, reason: str) -> Step | None:  # type: ignore[override]
+        if "cut_off" not in self._methods or not self.running:
+            return None
+        result = await self._stepped("cut_off", {"reason": reason})
+        step: Step | None = None if result is None else self._read(result, lambda: _step_of(result))
+        self.running = step is None
+        return step
+
+    async def _stepped(self, call: str, fields: dict[str, Any]) -> Any:
         try:
-            [result] = await self._calls([("step", {"action": said})])
+            [result] = await self._calls([(call, fields)])
         except SessionLost as lost:
             cause = _AGENTS.get(lost.code)
             if cause is None or not self._runs_programs:
                 raise
             raise AgentFailure(cause, str(lost)) from lost
-        step: Step = self._read(result, lambda: _step_of(result))
-        self.turn += 1
-        self.running = self.running and not (step[2] or step[3])
-        return step
+        return result
 
     async def close(self) -> None:  # type: ignore[override]
         session = self.session

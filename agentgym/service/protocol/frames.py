@@ -14,7 +14,7 @@ NAME = "agentgym/1"
 SUBPROTOCOL = "agentgym.1"
 RESUME_HEADER = "X-Agentgym-Resume"
 KEPT_ANSWERS = 16
-METHODS = ("expert_action", "random_action")  # that an environment may have
+METHODS = ("expert_action", "random_action", "cut_off")  # that an environment may have
 
 # Fields of requests, by call; besides id and call.
 CALLS: dict[str, set[str]] = {
@@ -25,6 +25,7 @@ CALLS: dict[str, set[str]] = {
     "tools": set(),
     "expert_action": set(),
     "random_action": {"rng"},
+    "cut_off": {"reason"},
 }
 _FIELDS = {call: fields | {"id", "call"} for call, fields in CALLS.items()}
 

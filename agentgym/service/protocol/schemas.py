@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentgym.service.protocol.frames import CODES, NAME, PROTOCOL
+from agentgym.service.protocol.frames import CODES, METHODS, NAME, PROTOCOL
 
 Json = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -46,11 +46,7 @@ _OBSERVATION = {
     "description": "the new chat messages; whatever another kind of environment shows",
 }
 _ABOUT: Json = {"id": _TEXT, "description": _TEXT, "tags": _list(_TEXT), "nondeterministic": _BOOLEAN}
-_MADE: Json = {
-    "tools": _list(_ref("Tool")),
-    "methods": _list({"enum": ["expert_action", "random_action"]}),
-    "max_turns": _or_null(_WHOLE),
-}
+_MADE: Json = {"tools": _list(_ref("Tool")), "methods": _list({"enum": list(METHODS)}), "max_turns": _or_null(_WHOLE)}
 _SPLIT: Json = {"size": _WHOLE, "name": _TEXT, "source": {}}
 _ERROR = _object({"code": {"enum": list(CODES)}, "message": _TEXT, "fatal": _BOOLEAN})
 DEFS: Json = {
@@ -95,6 +91,7 @@ DEFS: Json = {
             _request("step", {"action": _ref("Action")}),
             _request("expert_action"),
             _request("random_action", {"rng": _ref("Random")}),
+            _request("cut_off", {"reason": _TEXT}),
             _request("tools"),
             _request("close"),
         ]
@@ -110,9 +107,10 @@ DEFS: Json = {
                 ),
             },
             {
-                "description": "of step: observation, reward, terminated, truncated, info",
+                "description": "of step and cut_off: observation, reward, terminated, truncated, info",
                 **_tuple(_OBSERVATION, _NUMBER, _BOOLEAN, _BOOLEAN, _ANY_OBJECT),
             },
+            {"description": "of cut_off, if the environment does not judge the episode", "type": "null"},
             {"description": "of expert_action and random_action", **_object({"action": {}}, {"rng": _ref("Random")})},
         ]
     },

@@ -79,8 +79,8 @@ class CallRunner:
             slot.count_time(name, now - begun)
         if name == "step":
             slot.words[slots.STEPS] += 1
-            if type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
-                slot.words[slots.EPISODES] += 1
+        if name in ("step", "cut_off") and type(result) is tuple and len(result) == 5 and (result[2] or result[3]):
+            slot.words[slots.EPISODES] += 1
         return result
 
     def _awaited(self, awaitable: Awaitable[Any]) -> Any:
@@ -270,6 +270,11 @@ class AgentgymHandler(RequestHandler):
         if "action" not in request:
             raise Refused(frames.BAD_REQUEST, "step needs an action")
         return self._calls.call("step", self._env.step, request["action"])
+
+    def call_cut_off(self, request: dict[str, Any]) -> Any:
+        if not isinstance(request.get("reason"), str):
+            raise Refused(frames.BAD_REQUEST, "cut_off needs a reason, a text")
+        return self._calls.call("cut_off", self._env.get_wrapper_attr("cut_off"), request["reason"])
 
     def call_close(self, request: dict[str, Any]) -> dict[str, Any]:
         # The worker closes the environment; here only the client is told of what goes wrong.

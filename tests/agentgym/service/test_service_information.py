@@ -182,7 +182,7 @@ def test_an_environment_tells_its_actions_and_tools():
         async with serving() as server, browsing(server) as http:
             told = await (await http.get("/envs/faulty/schema")).json()
             assert told["title"] == "faulty"
-            assert told["methods"] == ["expert_action", "random_action"]
+            assert told["methods"] == ["expert_action", "random_action", "cut_off"]
             checker(told, told["action"]).validate("echo")
 
     asyncio.run(look())

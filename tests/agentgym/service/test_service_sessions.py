@@ -15,7 +15,7 @@ def test_a_session_plays_episodes_and_ends_with_close(tmp_path, monkeypatch):
     async def play():
         async with serving() as server, session(server) as client:
             assert client.hello["protocol"] == 1
-            assert client.hello["env"]["methods"] == ["expert_action", "random_action"]
+            assert client.hello["env"]["methods"] == ["expert_action", "random_action", "cut_off"]
             assert await client.ask("init", task={"id": "a"}) == {"id": 1, "result": {}}
             assert (await client.ask("reset", seed=7))["result"]["observation"] == [
                 {"role": "user", "content": "task a"}
