@@ -1,13 +1,13 @@
 """The vLLM servers of a run: placed by Ray, looked at when they fail, and started again when they died.
 
-A server serves, or is dead and being started again, or stale: it runs and has no weights of the run yet.
+A server serves, or is dead and being started again, or stale: it runs and has no weights of the run yet; or it waits for room.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from agent_train.report.timeline import Timeline
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer
 
 Progress = Callable[[str, float], None]
-SERVES, STALE = "serves", "stale"
+SERVES, STALE, ABSENT = "serves", "stale", "waits for room"
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 HEALTH_SECONDS = 60.0  # on a CPU a server answers nothing while it computes a step
 _POLL_SECONDS = 0.25
@@ -69,6 +69,7 @@ class Server:
     options: VllmOptions
     url: str = ""
     state: str = STALE
+    node: str = ""  # where it was put, if Ray did not choose
 
     async def call(self, method: str, *arguments: Any, seconds: float = _ACTOR_SECONDS) -> Any:
         """Call a method of the actor's `_Server`. Raises EngineError if it fails, is gone or takes too long."""
@@ -111,18 +112,45 @@ class Servers:
     def numbers(self, *states: str) -> list[int]:
         return [number for number, server in enumerate(self.all) if server.state in states]
 
-    async def start(self, on_progress: Progress | None) -> None:
-        """Start all, and return when all answer. EngineError, with the end of its log, if one cannot start or is late."""
-        self.all = [self._placed(number) for number in range(len(self.options))]
-        for server in self.all:
+    async def start(self, on_progress: Progress | None, first: int) -> None:
+        """Start the `first` servers, and return when each answers or its place is lost; the others, and the lost, wait for `fill`.
+
+        EngineError, with the end of its log, if one cannot start or is late, or if none is left.
+        """
+        self.all = [Server(None, options, state=ABSENT) for options in self.options]
+        for number in range(first):
+            self.all[number] = self._placed(number)
+        await asyncio.gather(*(self._begin(server, on_progress) for server in self.all[:first]))
+        if not self.numbers(STALE):
+            raise EngineLostError(self.all[0].state)
+
+    async def _begin(self, server: Server, on_progress: Progress | None) -> None:
+        try:
             await self._launch(server)
-        await asyncio.gather(*(self._ready(server, on_progress) for server in self.all))
+            await self._ready(server, on_progress)
+        except EngineLostError as error:
+            log.warning("a vLLM server did not come: %s", error)
+            server.state = str(error)
+
+    def fill(self) -> None:
+        """Start the servers that did not come yet. Call it when the learner has its devices, which they would take."""
+        for number, server in enumerate(self.all):
+            if server.state not in (SERVES, STALE) and number not in self._restarting:
+                self._restarting[number] = asyncio.create_task(self._restart(number))
 
     def _placed(self, number: int) -> Server:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options = self.options[number]
-        return Server(ray.remote(**self.held[number])(_Server).remote(options), options)
+        options, held, node = self.options[number], dict(self.held[number]), ""
+        if (
+            held["scheduling_strategy"] == "SPREAD"
+        ):  # which by itself may put all on one node, as they hold nothing of Ray's
+            others = Counter(server.node for server in self.all if server is not self.all[number])
+            nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
+            node = min(nodes, key=lambda each: (others[each], each == self.all[number].node))
+            held["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        return Server(ray.remote(**held)(_Server).remote(options), options, node=node)
 
     async def _launch(self, server: Server) -> None:
         import ray

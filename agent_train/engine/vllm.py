@@ -73,10 +73,12 @@ class VllmEngine(Engine):
         deterministic: bool = False,
         timeline: Timeline | None = None,
         bundles: "PlacementGroup | None" = None,
+        first: int | None = None,
         **more: Any,
     ) -> "VllmEngine":
         """Start `config.replicas` servers and return when all answer; Ray must run. vLLM promises nothing `deterministic`.
 
+        Beyond the `first` servers, for which there is room, they start after weights are loaded, and whenever there is room.
         Server i takes a part of bundle i, if there are `bundles`. `logs` gets `vllm-0.log`, `vllm-1.log` ...; `on_progress` is
         called several times a second with the servers' last log line and the seconds since the start. EngineError, with the
         last lines of its log, if a server cannot start, exits or is late.
@@ -93,9 +95,10 @@ class VllmEngine(Engine):
         servers = Servers(options, held, config.start_timeout, open_client(key), timeline or Timeline())
         engine = cls(servers, config, key, adapter_rank)
         try:
-            await engine.servers.start(on_progress)
-            await engine._set_version(range(config.replicas), 0)
-            engine.servers.serve(range(config.replicas))
+            await engine.servers.start(on_progress, first or config.replicas)
+            present = servers.numbers(STALE)
+            await engine._set_version(present, 0)
+            engine.servers.serve(present)
             if config.adaptive and not await engine.loads():
                 raise EngineError("engine.adaptive=true: this vLLM tells no load at /metrics: leave it out")
         except BaseException:
@@ -240,6 +243,7 @@ class VllmEngine(Engine):
             await self._on_all(present, "/resume", None, _RPC_SECONDS, "going on")
             self._broken, self._asleep = None, False
             self.servers.serve(present)
+            self.servers.fill()
         finally:
             for number in present:
                 self.servers.timeline.add(("engine", number), f"loads version {version}", begun)

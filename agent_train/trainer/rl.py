@@ -23,7 +23,7 @@ from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
-from agent_train.learner.actor_group import LearnerError, shared_devices
+from agent_train.learner.actor_group import Learner, LearnerError, shared_devices
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -39,7 +39,7 @@ from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, join_cluster, open_parts
+from agent_train.trainer.loop import Joined, TrainerContext, find_model, join_cluster, open_parts
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import demonstrations, warm_start
 from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
@@ -112,6 +112,9 @@ class RlContext(TrainerContext):
         again, diverged = journal.answered, journal.diverged
         self.tracker.train_step(replace(metrics, pools=pools, journal_turns=again, diverged=diverged))
         return progress
+
+    def roles(self) -> list[Learner]:
+        return [role for role in vars(self.models).values() if isinstance(role, Learner)]
 
     async def save(self, progress: Progress) -> None:
         learners = {learner.role: learner for learner in self.learners}
@@ -336,7 +339,8 @@ async def open_rl(
     await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
     async with AsyncExitStack() as stack:
-        config = await join_cluster(config, folder, model_dir, tracker, checkpoint is not None, stack)
+        joined = await join_cluster(config, folder, model_dir, tracker, stack)
+        config = joined.config
         make_env: Callable[[], Env] = spec.make
         if config.env.placement == "ray":
             tracker.phase("placing environments")
@@ -345,7 +349,7 @@ async def open_rl(
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
-        engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
+        engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
         sampler, trainer = _sampler(config, make_env, engine, renderer), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
@@ -359,7 +363,7 @@ async def open_rl(
             stack.callback(asyncio.create_task(following).cancel)
         stack.push_async_callback(rollouts.close)
         learners = [models.policy, *learning_beside(config, models)]
-        opening = open_parts(config, folder, tracker, checkpoint, learners, config.trainer.steps)
+        opening = open_parts(joined, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
             **await stack.enter_async_context(opening),
             engine=engine,
@@ -392,12 +396,13 @@ def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, render
 
 
 async def _start_parts(
-    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+    joined: Joined, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
 ) -> tuple[Engine, Models]:
     """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
 
     A colocated engine starts first and gives its memory back, since both want the same.
     """
+    config = joined.config
 
     async def open_engine(**placed: Any) -> Engine:
         engine: Engine = await engines.load(config.engine.name)(
@@ -423,7 +428,8 @@ async def _start_parts(
         return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles)
     try:
         async with asyncio.TaskGroup() as parts:
-            engine = parts.create_task(open_engine())
+            few = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
+            engine = parts.create_task(open_engine(**few))
             models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
