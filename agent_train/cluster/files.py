@@ -47,18 +47,18 @@ class RunFiles:
         mark = self.run / f".seen-{secrets.token_hex(8)}"
         mark.touch()
         try:
-            await asyncio.gather(*(self._look(node, mark) for node in _alive().keys() - self._sees.keys()))
+            await asyncio.gather(*(self._look(node, mark) for node in alive().keys() - self._sees.keys()))
         finally:
             mark.unlink(missing_ok=True)
 
     async def _look(self, node: str, mark: Path) -> None:
         own, config = self.run in self.model.parents, str(self.model / "config.json")
-        sees, digest = await _on(node, _facts, str(mark), config)
+        sees, digest = await on_node(node, _facts, str(mark), config)
         if not own and digest != _facts("", config)[1]:
             why = f"{config} {'differs' if digest else 'is not there'}"
             raise PlacementError(f"{_name(node)}: {why}: model.path must name a folder that every node has")
         if not sees:
-            await _on(node, _make_empty, str(self.run))
+            await on_node(node, _make_empty, str(self.run))
             for folder in self.given:
                 await _copy(str(folder), self._home, node)
             self.note(f"{_name(node)} does not see {self.run}: what it reads and writes there goes through Ray")
@@ -79,13 +79,13 @@ class RunFiles:
 
     async def forget(self, folder: str) -> None:
         """Remove the copies of a folder."""
-        await self._each(lambda node: _on(node, _remove, folder))
+        await self._each(lambda node: on_node(node, _remove, folder))
 
     async def bring(self, folder: str, nodes: Collection[str]) -> None:
         """Move here what some nodes wrote into a folder. LostError if one of them is gone."""
         for node in filter(self._lacks, nodes):
             await _copy(folder, node, self._home)
-            await _on(node, _remove, folder)
+            await on_node(node, _remove, folder)
 
     async def share(self, folder: str, writers: Sequence[str]) -> None:
         """Copy a folder that nodes wrote to all; of those beside it with a number as their name they keep as many as are here."""
@@ -96,7 +96,7 @@ class RunFiles:
             if node not in writers:
                 await _copy(folder, self._home, node)
             beside = os.path.dirname(folder)
-            await _on(node, _keep, beside, os.listdir(beside))
+            await on_node(node, _keep, beside, os.listdir(beside))
 
         await self._each(one)
 
@@ -108,27 +108,27 @@ class RunFiles:
             try:
                 await call(node)
             except LostError:
-                if node in _alive():
+                if node in alive():
                     raise
 
         if lacking := set(filter(self._lacks, self._sees)):
-            await asyncio.gather(*map(one, lacking & _alive().keys()))
+            await asyncio.gather(*map(one, lacking & alive().keys()))
 
 
-def _alive() -> dict[str, str]:
+def alive() -> dict[str, str]:
     """The addresses of the nodes, by their ids."""
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
 def _name(node: str) -> str:
-    return f"node {_alive().get(node, node)}"
+    return f"node {alive().get(node, node)}"
 
 
 async def _copy(folder: str, source: str, target: str) -> None:
     """Copy the files of a folder between nodes, in pieces."""
-    for path, size in await _on(source, _files, folder):
+    for path, size in await on_node(source, _files, folder):
         for start in range(0, max(size, 1), PIECE_BYTES):
-            await _on(target, _write, path, start, _begin(source, _read, path, start))
+            await on_node(target, _write, path, start, _begin(source, _read, path, start))
 
 
 def _begin(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -136,7 +136,7 @@ def _begin(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
     return _call.options(scheduling_strategy=there).remote(function, *arguments)
 
 
-async def _on(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
+async def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function on a node, which may raise OSError. LostError if the node is gone or hangs."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(_begin(node, function, *arguments).future()), CALL_SECONDS)

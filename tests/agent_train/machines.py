@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from agent_train.cluster.network import INTERFACE_VARIABLES
 
 PORT = 6379
@@ -113,12 +115,32 @@ class Machines:
                 return
         raise TimeoutError(f"there are no {count} Ray nodes after {START_SECONDS:g} s: {done.stderr[-2000:]}")
 
+    def processes(self, number: int) -> list[psutil.Process]:
+        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
+        return [psutil.Process(int(pid)) for pid in listed.stdout.split() if psutil.pid_exists(int(pid))]
+
+    def runs(self, number: int, *titles: str) -> bool:
+        """Whether a machine has processes of all these titles."""
+        lines = []
+        for process in self.processes(number):
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        return all(any(title in line for line in lines) for title in titles)
+
     def kill(self, number: int) -> None:
         """SIGKILL every process of a machine."""
-        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
-        for pid in listed.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
+        for process in self.processes(number):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def cut(self, number: int) -> None:
+        """Take a machine's cable out: nothing reaches it, and nobody is told that a connection has ended."""
+        ip("link", "set", f"{self.mark}v{number}", "down")
+
+    def read(self, number: int, path: Path) -> str:
+        """A file as a machine sees it, or nothing if it is not there."""
+        own = ["nsenter", f"--mount=/proc/{self.nodes[number].pid}/ns/mnt", "cat", str(path)]
+        return subprocess.run(own, check=False, capture_output=True, text=True, timeout=30).stdout
 
     def close(self) -> None:
         for number in range(len(self.nodes)):
