@@ -16,6 +16,7 @@ import psutil
 from agent_train.cluster.network import INTERFACE_VARIABLES
 
 PORT = 6379
+OBJECTS_PORT = 8076  # of Ray's object store, on each
 START_SECONDS = 60.0
 RAY = Path(sys.executable).with_name("ray")
 _numbers = itertools.count()
@@ -86,6 +87,7 @@ class Machines:
         head = f"{self.address(0)}:{PORT}"
         words = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
         words += [f"--node-ip-address={self.address(number)}", f"--num-cpus={cpus}", "--disable-usage-stats", "--block"]
+        words += [f"--object-manager-port={OBJECTS_PORT}"]
         if number == 0:
             words += [f"--temp-dir={self.folder}"]
         path = self.folder.parent / f"{self.name(number)}.log"
