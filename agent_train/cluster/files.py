@@ -44,10 +44,12 @@ class RunFiles:
         """Look at nodes that are new. PlacementError if one lacks the model; OSError if it cannot have the folder."""
         self._home = str(ray.get_runtime_context().get_node_id())
         self._sees[self._home] = True
+        if not (new := alive().keys() - self._sees.keys()):
+            return
         mark = self.run / f".seen-{secrets.token_hex(8)}"
         mark.touch()
         try:
-            await asyncio.gather(*(self._look(node, mark) for node in alive().keys() - self._sees.keys()))
+            await asyncio.gather(*(self._look(node, mark) for node in new))
         finally:
             mark.unlink(missing_ok=True)
 
