@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -26,6 +26,43 @@ LOOK_SECONDS = 10.0
 _COPIES, _LOGS = ".copies", "logs"
 
 
+class Hand(NamedTuple):
+    """Calls functions on a node, by an actor there, or on this one."""
+
+    name: str = "this node"
+    actor: Any = None
+
+    @classmethod
+    def on(cls, node: str) -> "Hand":
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return cls(f"node {alive().get(node, node)}", _Actor.options(scheduling_strategy=there).remote())  # type: ignore[attr-defined]
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function, which may raise OSError. LostError if the node is gone or hangs."""
+        if self.actor is None:
+            return await asyncio.to_thread(function, *arguments)
+        try:
+            asked = self.actor.call.remote(function, *arguments)
+            return await asyncio.wait_for(asyncio.wrap_future(asked.future()), CALL_SECONDS)
+        except TimeoutError:
+            raise LostError(f"{self.name} did not answer within {CALL_SECONDS:g} s") from None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise OSError(f"{self.name}: {error.cause}") from error
+            raise PlacementError(f"{self.name} cannot run agent_train: {first_line(error.cause)}") from error
+        except ray.exceptions.RayError as error:  # it is gone, and Ray did not know it yet
+            raise LostError(f"{self.name}: {first_line(error)}") from error
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class _Actor:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+HERE = Hand()
+
+
 @dataclass
 class RunFiles:
     """Moves folders between nodes for a run. Nodes that see the run folder, and those that are gone, need nothing.
@@ -37,14 +74,13 @@ class RunFiles:
     model: Path = Path()
     given: Sequence[Path] = ()
     note: Callable[[str], None] = print  # takes a line for people
-    _home: str = ""
-    _sees: dict[str, bool] = field(default_factory=dict)  # the run folder, by nodes
+    _known: set[str] = field(default_factory=set)  # nodes that were looked at
+    _apart: dict[str, Hand] = field(default_factory=dict)  # those that do not see the run folder
 
     async def look(self) -> None:
         """Look at nodes that are new. PlacementError if one lacks the model; OSError if it cannot have the folder."""
-        self._home = str(ray.get_runtime_context().get_node_id())
-        self._sees[self._home] = True
-        if not (new := alive().keys() - self._sees.keys()):
+        self._known.add(ray.get_runtime_context().get_node_id())
+        if not (new := alive().keys() - self._known):
             return
         mark = self.run / f".seen-{secrets.token_hex(8)}"
         mark.touch()
@@ -54,21 +90,22 @@ class RunFiles:
             mark.unlink(missing_ok=True)
 
     async def _look(self, node: str, mark: Path) -> None:
-        own, config = self.run in self.model.parents, str(self.model / "config.json")
-        sees, digest = await on_node(node, _facts, str(mark), config)
-        if not own and digest != _facts("", config)[1]:
+        hand, config = Hand.on(node), str(self.model / "config.json")
+        sees, digest = await hand.call(_facts, str(mark), config)
+        if self.run not in self.model.parents and digest != _facts("", config)[1]:
             why = f"{config} {'differs' if digest else 'is not there'}"
-            raise PlacementError(f"{_name(node)}: {why}: model.path must name a folder that every node has")
+            raise PlacementError(f"{hand.name}: {why}: model.path must name a folder that every node has")
         if not sees:
-            await on_node(node, _make_empty, str(self.run))
+            await hand.call(_make_empty, str(self.run))
             for folder in self.given:
-                await _copy(str(folder), self._home, node)
-            self.note(f"{_name(node)} does not see {self.run}: what it reads and writes there goes through Ray")
-        self._sees[node] = sees
+                await _copy(str(folder), HERE, hand)
+            self._apart[node] = hand
+            self.note(f"{hand.name} does not see {self.run}: what it reads and writes there goes through Ray")
+        self._known.add(node)
 
     async def watch(self) -> None:
         """Look at nodes that join later, where there are others that do not see the folder; until cancelled."""
-        while not all(self._sees.values()):
+        while self._apart:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
@@ -77,44 +114,42 @@ class RunFiles:
 
     async def give(self, folder: str) -> None:
         """Copy a folder to all nodes."""
-        await self._each(lambda node: _copy(folder, self._home, node))
+        await self._each(lambda _, hand: _copy(folder, HERE, hand))
 
     async def forget(self, folder: str) -> None:
         """Remove the copies of a folder."""
-        await self._each(lambda node: on_node(node, _remove, folder))
+        await self._each(lambda _, hand: hand.call(_remove, folder))
 
     async def bring(self, folder: str, nodes: Collection[str]) -> None:
         """Move here what some nodes wrote into a folder. LostError if one of them is gone."""
-        for node in filter(self._lacks, nodes):
-            await _copy(folder, node, self._home)
-            await on_node(node, _remove, folder)
+        for node in self._apart.keys() & nodes:
+            await _copy(folder, self._apart[node], HERE)
+            await self._apart[node].call(_remove, folder)
 
-    async def share(self, folder: str, writers: Sequence[str]) -> None:
+    async def share(self, folder: str, writers: Collection[str]) -> None:
         """Copy a folder that nodes wrote to all; of those beside it with a number as their name they keep as many as are here."""
-        for node in filter(self._lacks, writers):
-            await _copy(folder, node, self._home)
+        for node in self._apart.keys() & writers:
+            await _copy(folder, self._apart[node], HERE)
 
-        async def one(node: str) -> None:
+        async def one(node: str, hand: Hand) -> None:
             if node not in writers:
-                await _copy(folder, self._home, node)
+                await _copy(folder, HERE, hand)
             beside = os.path.dirname(folder)
-            await on_node(node, _keep, beside, os.listdir(beside))
+            await hand.call(_keep, beside, os.listdir(beside))
 
         await self._each(one)
 
-    def _lacks(self, node: str) -> bool:
-        return not self._sees.get(node, True)
-
-    async def _each(self, call: Callable[[str], Awaitable[None]]) -> None:
-        async def one(node: str) -> None:
+    async def _each(self, call: Callable[[str, Hand], Awaitable[None]]) -> None:
+        async def one(node: str, hand: Hand) -> None:
             try:
-                await call(node)
+                await call(node, hand)
             except LostError:
                 if node in alive():
                     raise
 
-        if lacking := set(filter(self._lacks, self._sees)):
-            await asyncio.gather(*map(one, lacking & alive().keys()))
+        if self._apart:
+            there = alive()
+            await asyncio.gather(*(one(node, hand) for node, hand in self._apart.items() if node in there))
 
 
 def alive() -> dict[str, str]:
@@ -122,39 +157,11 @@ def alive() -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
-def _name(node: str) -> str:
-    return f"node {alive().get(node, node)}"
-
-
-async def _copy(folder: str, source: str, target: str) -> None:
+async def _copy(folder: str, source: Hand, target: Hand) -> None:
     """Copy the files of a folder between nodes, in pieces."""
-    for path, size in await on_node(source, _files, folder):
+    for path, size in await source.call(_files, folder):
         for start in range(0, max(size, 1), PIECE_BYTES):
-            await on_node(target, _write, path, start, _begin(source, _read, path, start))
-
-
-def _begin(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    return _call.options(scheduling_strategy=there).remote(function, *arguments)
-
-
-async def on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function on a node, which may raise OSError. LostError if the node is gone or hangs."""
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(_begin(node, function, *arguments).future()), CALL_SECONDS)
-    except TimeoutError:
-        raise LostError(f"{_name(node)} did not answer within {CALL_SECONDS:g} s") from None
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, OSError):
-            raise OSError(f"{_name(node)}: {error.cause}") from error
-        raise PlacementError(f"{_name(node)} cannot run agent_train: {first_line(error.cause)}") from error
-    except ray.exceptions.RayError as error:  # it is gone, and Ray did not know it yet
-        raise LostError(f"{_name(node)}: {first_line(error)}") from error
-
-
-@ray.remote(num_cpus=0, max_retries=0)
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+            await target.call(_write, path, start, await source.call(_read, path, start))
 
 
 def _facts(mark: str, config: str) -> tuple[bool, str | None]:

@@ -90,7 +90,8 @@ class Machines:
         words += [f"--object-manager-port={OBJECTS_PORT}"]
         if number == 0:
             words += [f"--temp-dir={self.folder}"]
-        path = self.folder.parent / f"{self.name(number)}.log"
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{self.name(number)}.log"
         with path.open("wb") as log:
             # `ip netns exec` gives a process its own mounts, too.
             start = ["sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(own_disk)]

@@ -14,7 +14,7 @@ import pytest
 import ray
 from machines import OBJECTS_PORT, ip, machines
 
-from agent_train.cluster.files import PIECE_BYTES, RunFiles, alive, on_node
+from agent_train.cluster.files import PIECE_BYTES, Hand, RunFiles, alive
 from agent_train.cluster.network import address_towards, take_interface
 from agent_train.cluster.placement import PlacementError
 from agentgym import __version__
@@ -191,46 +191,47 @@ async def move_folders() -> None:
     ray.init(log_to_driver=False)
     own, said = Path(sys.argv[1]), []
     home = ray.get_runtime_context().get_node_id()
-    one, other = (node for node in alive() if node != home)
+    nodes = [home, *(node for node in alive() if node != home)]
+    hands = here, one, other = [Hand(), *map(Hand.on, nodes[1:])]
     big = os.urandom(PIECE_BYTES + 1)
 
-    async def write(node: str, path: Path, content: bytes) -> None:
-        await on_node(node, os.makedirs, str(path.parent), 0o777, True)
-        await on_node(node, Path.write_bytes, path, content)
+    async def write(hand: Hand, path: Path, content: bytes) -> None:
+        await hand.call(os.makedirs, str(path.parent), 0o777, True)
+        await hand.call(Path.write_bytes, path, content)
 
     async def seen(path: Path) -> list[bytes | None]:
         """A file as the three see it."""
-        each = [await on_node(node, Path.is_file, path) for node in (home, one, other)]
-        nodes = zip((home, one, other), each, strict=True)
-        return [await on_node(node, Path.read_bytes, path) if there else None for node, there in nodes]
+        return [
+            await hand.call(Path.read_bytes, path) if await hand.call(Path.is_file, path) else None for hand in hands
+        ]
 
     def files_of(name: str, model: str) -> RunFiles:
         return RunFiles(own / name, own / model, [own / model], said.append)
 
     # Each gets what all read from the start.
     run, model = own / "moved", own / "moved" / "model" / "config.json"
-    await write(home, model, b"{}")
-    await write(home, run / "model" / "weights", big)
+    await write(here, model, b"{}")
+    await write(here, run / "model" / "weights", big)
     files = files_of("moved", "moved/model")
     await files.look()
-    assert {line.partition(" does not see")[0] for line in said} == {f"node {alive()[node]}" for node in (one, other)}
+    assert {line.partition(" does not see")[0] for line in said} == {one.name, other.name}
     assert await seen(run / "model" / "weights") == [big] * 3
 
     # What two nodes wrote comes here, and stays at neither.
     state = run / "state"
     await write(one, state / "a", big)
     await write(other, state / "deep" / "b", b"b")
-    await files.bring(str(state), {home, one, other})
+    await files.bring(str(state), set(nodes))
     assert await seen(state / "a") == [big, None, None]
     assert await seen(state / "deep" / "b") == [b"b", None, None]
 
     # What one node wrote comes to all, and earlier ones go that are no longer here.
-    await write(home, run / "weights" / "7" / "all", b"seven")
+    await write(here, run / "weights" / "7" / "all", b"seven")
     await files.give(str(run / "weights" / "7"))
     assert await seen(run / "weights" / "7" / "all") == [b"seven"] * 3
-    await on_node(home, shutil.rmtree, run / "weights" / "7")
+    shutil.rmtree(run / "weights" / "7")
     await write(one, run / "weights" / "8" / "all", b"eight")
-    await files.share(str(run / "weights" / "8"), [one])
+    await files.share(str(run / "weights" / "8"), nodes[1:2])
     assert await seen(run / "weights" / "8" / "all") == [b"eight"] * 3
     assert await seen(run / "weights" / "7" / "all") == [None] * 3
     await files.forget(str(run / "weights" / "8"))
@@ -242,9 +243,9 @@ async def move_folders() -> None:
     await files_of("moved", "moved/model").look()
     assert await seen(run / "logs" / "vllm-0.log") == [None, b"log", None]
     assert await seen(run / "adapters" / "0") == [None] * 3
-    await write(home, own / "mine" / "model" / "config.json", b"{}")
+    await write(here, own / "mine" / "model" / "config.json", b"{}")
     await write(other, own / "mine" / "config.yaml", b"of another run")
-    with pytest.raises(OSError, match=rf"node {alive()[other]}: \S+/mine holds other things there"):
+    with pytest.raises(OSError, match=rf"{other.name}: \S+/mine holds other things there"):
         await files_of("mine", "mine/model").look()
 
     # A model that the run did not make has to be there.
