@@ -87,7 +87,8 @@ class Machines:
         head = f"{self.address(0)}:{PORT}"
         words = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
         words += [f"--node-ip-address={self.address(number)}", f"--num-cpus={cpus}", "--disable-usage-stats", "--block"]
-        words += [f"--object-manager-port={OBJECTS_PORT}"]
+        # What no test needs takes seconds to start: the autoscaler, and what passes lines of logs on.
+        words += [f"--object-manager-port={OBJECTS_PORT}", "--no-monitor", "--include-log-monitor=false"]
         if number == 0:
             words += [f"--temp-dir={self.folder}"]
         self.folder.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.machines, pytest.mark.ray]
 RUN_SECONDS = 600  # on a busy machine
 SMALL = ["trainer.steps=3", "trainer.eval_episodes=8", "sft.episodes=8"]
 SMALL += ["trainer.groups_per_step=2", "trainer.eval_every=10"]
-SERVERS = ["engine=vllm", "engine.replicas=2", "engine.port=8100"]
+SERVERS = ["engine=vllm", "engine.replicas=2", "engine.port=8100", f"engine.start_timeout={RUN_SECONDS}"]
 
 
 def test_the_address_towards_a_host_is_the_one_that_reaches_it():
@@ -139,7 +139,7 @@ def test_a_run_that_loses_a_machine_with_a_rank_a_server_and_environments_goes_o
     if not uncut:
         pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
     (own := tmp_path / "own").mkdir()
-    parts = ["env.placement=ray", "env.workers=2", "env.cpus=0.5", "learner.timeout=120"]
+    parts = ["env.placement=ray", "env.workers=2", "env.cpus=0.5"]
     parts += [*SERVERS, "lora.rank=4" if weights == "adapters" else f"engine.weights={weights}"]
     with machines(0, 2, 2, own_disk=own) as made:
         run = start(made, own, *SMALL, *parts, "trainer.steps=6", "trainer.save_every=1", "trainer.staleness=1")
@@ -290,7 +290,7 @@ def test_the_doctor_names_a_folder_that_is_not_shared_and_ways_and_ports_that_ar
     assert code == 1
     assert len(found["nodes"]) == 3
     patterns = [
-        rf"broken: {one}: does not reach {zero} on ports {OBJECTS_PORT}: .* No route to host",
+        rf"broken: {one}: does not reach {zero} on ports {OBJECTS_PORT}: ",
         rf"broken: {one}: does not reach {two} on ports \d+, \d+, {OBJECTS_PORT}: ",
         rf"broken: {two}: does not reach {one} on ports \d+, \d+, {OBJECTS_PORT}: ",
         rf"warning: {one}: {own} is not shared: ",
