@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,6 +33,7 @@ from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferEr
 # A rank that dies breaks the others' collectives, and their errors may come first. This long the cause is waited for.
 CAUSE_SECONDS = 15.0
 STATE_POLL_SECONDS = 0.1
+UNAVAILABLE_SECONDS = 1.0  # until a rank is asked again
 
 # The batch of each rank, and references into the object store that give it to an actor.
 Shipped = tuple[list[RankBatch], list[Any]]
@@ -332,12 +333,15 @@ class Learner:
 
     async def watch(self) -> None:
         """Raise RankLostError when a rank dies, until cancelled: a rollout may call none for long."""
-        waits = [asyncio.wrap_future(actor.wait.remote().future()) for actor in self.actors]
-        for wait in waits:  # marks the exception of an abandoned one as seen
-            wait.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if not self._ended:  # else a call has noticed
-            raise self._failed("watch", waits)
+        ends = [asyncio.create_task(_end_of(actor)) for actor in self.actors]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended:  # else a call has noticed
+                raise self._failed("watch", ends)
+        finally:
+            for end in ends:
+                end.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks it as seen
+                end.cancel()
 
     def close(self) -> None:
         """Kill the ranks. May be called twice."""
@@ -388,6 +392,15 @@ class Learner:
         failure = self._failure(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
         failure.__cause__ = error
         return failure
+
+
+async def _end_of(actor: Any) -> None:
+    """Raise RayActorError when an actor is dead for good, and not merely out of reach."""
+    while True:
+        try:
+            await asyncio.wrap_future(actor.wait.remote().future())
+        except ActorUnavailableError:
+            await asyncio.sleep(UNAVAILABLE_SECONDS)
 
 
 def _reason(error: BaseException) -> str:
