@@ -17,7 +17,7 @@ from agent_train.cluster.network import INTERFACE_VARIABLES
 
 PORT = 6379
 OBJECTS_PORT = 8076  # of Ray's object store, on each
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 RAY = Path(sys.executable).with_name("ray")
 _numbers = itertools.count()
 
@@ -93,20 +93,26 @@ class Machines:
             words += [f"--temp-dir={self.folder}"]
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{self.name(number)}.log"
-        with path.open("wb") as log:
-            # `ip netns exec` gives a process its own mounts, too.
-            start = ["sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(own_disk)]
-            command = self.command(number, *(start if number else ()), str(RAY), "start", *words)
-            self.nodes.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
-            )
+        # `ip netns exec` gives a process its own mounts, too.
+        start = ["sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(own_disk)]
+        command = self.command(number, *(start if number else ()), str(RAY), "start", *words)
         end = time.monotonic() + START_SECONDS
-        while b"Ray runtime started." not in path.read_bytes():
+        # Ray gives up after half a minute, which a busy machine may take.
+        while not self._started(number, command, path):
             if time.monotonic() > end:
-                raise TimeoutError(
-                    f"Ray on machine {number} has not started after {START_SECONDS:g} s: {path.read_text()}"
-                )
+                raise TimeoutError(f"Ray has not started on machine {number}: {path.read_text()}")
+            self.kill(number)
+
+    def _started(self, number: int, command: list[str], path: Path) -> bool:
+        """Start a process, and wait until it says that Ray runs, or ends."""
+        with path.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
+        self.nodes[number:] = [process]
+        while b"Ray runtime started." not in path.read_bytes():
+            if process.poll() is not None:
+                return False
             time.sleep(0.1)
+        return True
 
     def wait_for_nodes(self, count: int) -> None:
         ask = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
