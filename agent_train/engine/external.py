@@ -33,8 +33,8 @@ KEY_REFUSED = (401, 403)
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 _WHOLE_DISTRIBUTION |= {"frequency_penalty": 0.0}
 _CHECK_SECONDS = 30.0
-_IDLE_HEALTH_SECONDS = 5.0
-_IDLE_SECONDS = 10.0  # more than the limit of a request
+IDLE_HEALTH_SECONDS = 5.0
+IDLE_SECONDS = 10.0  # more than the limit of a request
 _REST_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
@@ -231,20 +231,20 @@ class ExternalEngine(Engine):
         self._idle.clear()
         try:
             if any(self._router.in_flight):
-                await asyncio.wait_for(self._idle.wait(), seconds + _IDLE_SECONDS)
+                await asyncio.wait_for(self._idle.wait(), seconds + IDLE_SECONDS)
         except TimeoutError as error:
             raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
     async def _answers(self, server: Remote) -> bool:
         """False if a server that gets no requests does not answer either when it is asked for its health."""
-        return not server.unfit or await healthy(self._client, server.url, _IDLE_HEALTH_SECONDS)
+        return not server.unfit or await healthy(self._client, server.url, IDLE_HEALTH_SECONDS)
 
     async def _give(self, server: Remote, version: int, there: bool) -> EngineError | Refused | None:
         """Load a version into a server that is there, which is fit then; why it could not be done."""
         failure: EngineError | Refused
         try:
             if not there:
-                raise ServerFailed(f"{server.url} did not answer /health within {_IDLE_HEALTH_SECONDS:g} s")
+                raise ServerFailed(f"{server.url} did not answer /health within {IDLE_HEALTH_SECONDS:g} s")
             await self._load(server, self._label(version))
         except (EngineError, Refused) as error:
             failure = error
@@ -300,6 +300,8 @@ class OpenAIEngine(ExternalEngine):
         "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --dtype DTYPE"
     )
 
+    ids_path = "/inference/v1/generate"
+
     async def _check(self, server: Remote, dtype: str) -> str:
         served = (await self._ask(server, "/v1/models"))["data"][0]  # adapters come after it
         server.model = served["id"]
@@ -346,7 +348,7 @@ class OpenAIEngine(ExternalEngine):
     async def _ask_ids(self, server: Remote, prompt_ids: Sequence[int], sampling: Sampling) -> Any:
         params = _WHOLE_DISTRIBUTION | sampling_params(sampling) | {"top_k": 0, "detokenize": False}
         body = {"model": server.model, "token_ids": list(prompt_ids), "sampling_params": params}
-        return await self._asked(server, "/inference/v1/generate", body)
+        return await self._asked(server, self.ids_path, body)
 
     async def _ask_completion(self, server: Remote, prompt_ids: Sequence[int], sampling: Sampling) -> Any:
         body = {"model": server.model, "prompt": list(prompt_ids), "return_token_ids": True, "top_k": 0}

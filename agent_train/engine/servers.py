@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import aiohttp
 
@@ -257,30 +257,22 @@ class Servers:
 
     def spoil(self, numbers: Sequence[int], why: str) -> None:
         """These may have mixed weights."""
-        for number in numbers:
-            self._move(self.all[number], STALE, why)
+        for server in self.all:
+            if server.number in numbers:
+                self._move(server, STALE, why)
 
     # ---- failures
 
     async def of_all(self, numbers: Sequence[int], ask: Callable[[Server], Awaitable[T]]) -> list[T]:
-        """What each of these servers answers. After a failure the others have HEALTH_SECONDS to end.
+        """What each of these servers answers, each within limits of its own.
 
-        Those are dead then that did not answer; if all did, those that failed where others did not. Raises EngineError.
+        After a failure those are dead that did not answer; if all did, those that failed where others did not. Raises EngineError.
         """
         servers = [self.all[number] for number in numbers]
-        asked = [asyncio.ensure_future(ask(server)) for server in servers]
-        try:
-            _, others = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION) if asked else ((), ())
-            if others:
-                await asyncio.wait(others, timeout=HEALTH_SECONDS)
-        finally:
-            for task in asked:
-                task.cancel()
-        late = EngineError(f"it did not answer within {HEALTH_SECONDS:g} s after another had failed")
-        ends = [task.exception() if task.done() and not task.cancelled() else late for task in asked]
-        failed = {server: end for server, end in zip(servers, ends, strict=True) if end is not None}
+        ends = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+        failed = {server: end for server, end in zip(servers, ends, strict=True) if isinstance(end, BaseException)}
         if not failed:
-            return [task.result() for task in asked]
+            return cast("list[T]", ends)
         silent = {server: end for server, end in failed.items() if not getattr(end, "status", 0)}
         blamed = silent or (failed if len(failed) < len(servers) else {})
         server, error = next(iter((blamed or failed).items()))
