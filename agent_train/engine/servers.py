@@ -26,14 +26,10 @@ Progress = Callable[[str, float], None]
 HEALTHY, SUSPECT, DEAD, RESTARTING, STALE = "healthy", "suspect", "dead", "restarting", "stale"
 NEXT = {
     RESTARTING: (STALE, DEAD),  # it answers; it did not start
-    STALE: (
-        HEALTHY,
-        SUSPECT,
-        DEAD,
-    ),  # it has the present weights; it failed; it has ended, or hung where others did not
-    HEALTHY: (STALE, SUSPECT, DEAD),  # a load of weights failed; as above
-    SUSPECT: (HEALTHY, STALE, DEAD),  # it answers /health, and has the present weights or not; it does not answer
-    DEAD: (RESTARTING,),  # another is placed
+    STALE: (HEALTHY, SUSPECT, DEAD),  # it has the present weights; a call failed; it has ended, or took no weights
+    HEALTHY: (STALE, SUSPECT, DEAD),  # weights came to others alone, or not whole; else as above
+    SUSPECT: (HEALTHY, STALE, DEAD),  # it answers /health, and has the present weights or not; it does not
+    DEAD: (RESTARTING,),  # after a rest
 }
 RUNNING = (HEALTHY, SUSPECT, STALE)
 FIRST_REST, LONGEST_REST = 0.5, 60.0  # before a start; each doubles the next, until the server serves
@@ -208,7 +204,8 @@ class Servers:
 
     async def settled(self) -> None:
         """Wait until no server is suspect."""
-        await asyncio.gather(*(server.look for server in self.all if server.look), return_exceptions=True)
+        if looks := [server.look for server in self.all if server.look]:
+            await asyncio.wait(looks)
 
     async def stale(self) -> None:
         """Return when a server is stale."""
@@ -358,10 +355,9 @@ class Servers:
             self._rests[number] = min(2 * rest, LONGEST_REST)
             _kill(self.all[number])
             await asyncio.sleep(rest)
+            self._move(self.all[number], RESTARTING, "it is started again")
             try:
-                server = self._placed(number)
-                server.state, self.all[number] = DEAD, server
-                self._move(server, RESTARTING, "it is started again")
+                self.all[number] = server = self._placed(number)
                 await self._launch(server)
                 await self._ready(server, None)
                 break
@@ -391,5 +387,7 @@ class Servers:
 def _kill(server: Server) -> None:
     import ray
 
-    with contextlib.suppress(Exception):  # Ray has ended, and its actors with it
-        ray.kill(server.actor)
+    # Where Ray has ended, its actors have too, and a call would start it again.
+    with contextlib.suppress(Exception):
+        if ray.is_initialized():
+            ray.kill(server.actor)

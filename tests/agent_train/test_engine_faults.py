@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_clock import with_fake_clock
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_double import Sender, engine_of_doubles
 
@@ -341,7 +341,7 @@ seconds = st.floats(0.0, 600.0)
 events = st.lists(st.tuples(seconds, st.integers(0, 1), st.sampled_from(["kill", "stop"])), max_size=4)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 3), st.integers(1, 6), st.floats(0.0, 200.0), st.integers(0, 6), events, st.integers(0, 99))
 def test_no_token_is_staler_than_the_bound_or_of_other_weights_than_it_says_whenever_servers_die_and_return(
     staleness, steps, learning, resumed, events, seed
