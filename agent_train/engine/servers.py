@@ -285,14 +285,17 @@ class Servers:
         return f"{error}; log: {server.options.log}"
 
     async def examine(self, server: Server, failure: EngineError) -> None:
-        """After a failed request: return if the server is dead, so that another is asked, else raise the failure."""
-        if await asyncio.shield(self.suspect(server, str(failure))):
+        """After a failed request: return if the server is dead, so that another is asked, else raise the failure.
+
+        It gets no requests meanwhile.
+        """
+        self._move(server, SUSPECT, str(failure))
+        if await asyncio.shield(self.look_at(server)):
             raise failure
 
-    def suspect(self, server: Server, why: str) -> asyncio.Task[bool]:
-        """Look at a server, which gets no requests meanwhile; True if it answers, else it is dead."""
+    def look_at(self, server: Server) -> asyncio.Task[bool]:
+        """Look in the background whether a server answers (True), else it is dead."""
         if server.look is None or server.look.done():
-            self._move(server, SUSPECT, why)
             server.look = asyncio.create_task(self._answers(server))
         return server.look
 
@@ -302,7 +305,8 @@ class Servers:
         if why := await self._why_dead(server):
             self._lose(server, why)
             return False
-        self._move(server, HEALTHY if server.loaded else STALE, "it answers")
+        if server.state == SUSPECT:
+            self._move(server, HEALTHY if server.loaded else STALE, "it answers")
         return True
 
     async def _why_dead(self, server: Server) -> str:

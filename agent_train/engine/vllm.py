@@ -129,7 +129,7 @@ class VllmEngine(Engine):
             except EngineError as error:
                 failure = error
             except asyncio.CancelledError:
-                self.servers.suspect(server, "a request to it was given up")
+                self.servers.look_at(server)
                 raise
             finally:
                 self._router.in_flight[number] -= 1

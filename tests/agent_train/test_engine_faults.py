@@ -95,9 +95,9 @@ def test_so_is_one_whose_request_was_given_up(with_engine):
         engine.servers.at(0).stop()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.generate([1], Sampling(2), "e"), 5)
-        answers = await asyncio.gather(*ask(engine))
         await engine.servers.settled()
-        return answers, await engine.losses()
+        losses = await engine.losses()
+        return await asyncio.gather(*ask(engine)), losses
 
     answers, losses = with_engine(call)
     assert true(answers) == {1}
@@ -124,13 +124,15 @@ def test_a_server_that_failed_gets_no_requests_until_it_answers(with_engine, cap
 def test_one_that_answers_again_after_others_got_new_weights_waits_for_them(with_engine, caplog):
     async def call(engine):
         engine.servers.at(0).faults = {"/health": 20.0}
-        engine.servers.suspect(engine.servers.all[0], "somebody says so")
+        looking = asyncio.create_task(engine.servers.examine(engine.servers.all[0], EngineError("somebody says so")))
+        await asyncio.sleep(1)
         engine._group = []
         group = [engine.servers.all[1]]
         await engine.connect_weights(SimpleNamespace(host="", port=1, world_size=2, rank_offset=1))
         assert engine._group == group
         await engine.receive_weights(Sender(2).manifest(), 2)
-        await engine.servers.settled()
+        with pytest.raises(EngineError, match="somebody"):
+            await looking
         assert (await engine.generate([1], Sampling(2))).versions == [2, 2]
         await refit(engine, 2)
         return await asyncio.gather(*ask(engine))
