@@ -23,7 +23,7 @@ from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
-from agent_train.learner.actor_group import Learner, LearnerError, shared_devices
+from agent_train.learner.actor_group import Learner, shared_devices
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -51,7 +51,6 @@ from agentgym.rollout.episode import Limits
 from agentgym.service.client.lookup import held
 
 CLOSE_SECONDS = 5.0
-REFIT_SECONDS = 5.0  # until a refit that failed is tried again
 TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
@@ -133,14 +132,9 @@ class RlContext(TrainerContext):
         """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
         while True:
             await self.engine.stale()
-            try:
-                async with self.weights:
+            async with self.weights:
+                if self.engine.lacks_weights:  # else a step has sent newer ones
                     await self.sync(self.engine.version)
-            except LearnerError:  # steps that wait for this part would not learn of it
-                raise
-            except RuntimeError as error:
-                self.tracker.note(f"a new part of the engine did not get its weights: {error}")
-                await asyncio.sleep(REFIT_SECONDS)
 
     async def sync(self, version: int) -> int:
         """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
@@ -350,7 +344,7 @@ async def open_rl(
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
         engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
-        sampler, trainer = _sampler(config, make_env, engine, renderer), config.trainer
+        sampler, trainer = sampler_of(config, make_env, engine, renderer), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
 
@@ -377,10 +371,9 @@ async def open_rl(
         )
 
 
-def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
-    # In a deterministic run of the embedded engine a request waits for a batch of all episodes, whose calls have their own limits.
-    waits_for_all = config.engine.name == "embedded" and config.trainer.deterministic
-    act_timeout = None if waits_for_all else config.engine.request_timeout
+def sampler_of(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
+    # An engine limits its answers itself, without the time in which a request waits for a new server, say.
+    limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
     return Sampler(
         make_env,
         engine,
@@ -389,7 +382,7 @@ def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, render
         group_size=config.algorithm.group_size,
         seed=config.trainer.seed,
         concurrency=config.engine.max_concurrent * config.engine.servers,
-        limits=Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=act_timeout),
+        limits=limits,
         play=rollouts.load(config.env.rollout),
         memory=config.memory,
     )

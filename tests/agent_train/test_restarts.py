@@ -24,7 +24,7 @@ from agent_train.trainer.loop import TrainerContext, train
 from agent_train.trainer.resume import open_run
 from agent_train.trainer.rl import StepError
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.weights.sync import WeightSyncError
+from agent_train.weights.sync import WeightSyncError, WeightTransferError
 
 
 class Parts:
@@ -108,8 +108,8 @@ def test_a_new_checkpoint_begins_the_count_again(tmp_path, monkeypatch):
     assert parts.resumed == [None, 1, 2, 3]
 
 
-@pytest.mark.parametrize("failure", [EngineLostError("no server came back"), lost()])
-def test_engines_and_ranks_that_are_gone_are_losses(tmp_path, monkeypatch, failure):
+@pytest.mark.parametrize("failure", [EngineLostError("no server came back"), WeightTransferError("no link"), lost()])
+def test_engines_ranks_and_links_that_are_gone_are_losses(tmp_path, monkeypatch, failure):
     parts = Parts(settings(tmp_path), ([], failure), ([], None))
     trained(parts, monkeypatch)
     assert parts.resumed == [None, None]

@@ -12,7 +12,7 @@ import ray
 from agent_train.engine import servers
 from agent_train.engine.base import EngineLostError
 from agent_train.engine.http import open_client
-from agent_train.engine.servers import ABSENT, SERVES, STALE, Servers
+from agent_train.engine.servers import DEAD, HEALTHY, STALE, Servers
 from agentgym.processes.vllm_server import ServerState, VllmOptions
 
 pytestmark = pytest.mark.ray
@@ -82,12 +82,12 @@ def test_servers_without_room_at_the_start_come_as_soon_as_there_is_some(tmp_pat
     async def test():
         async with two(tmp_path, gpus=1) as both:
             await both.start(None, first=1)
-            assert [server.state for server in both.all] == [STALE, ABSENT]
+            assert [server.state for server in both.all] == [STALE, DEAD]
             both.serve([0])
             both.fill()
             both.fill()
             await asyncio.sleep(1)
-            assert both.numbers(SERVES, STALE) == [0]
+            assert both.numbers(HEALTHY, STALE) == [0]
             ray.kill(both.all[0].actor)
             await until(lambda: both.numbers(STALE) == [1])
             assert both.losses == 0, "one that comes late was not lost"
@@ -103,7 +103,7 @@ def test_a_server_that_is_lost_at_the_start_holds_up_no_other_and_comes_later(tm
         async with two(tmp_path, gpus=0) as both:
             await both.start(None, first=2)
             assert both.numbers(STALE) == [0]
-            assert "has exited with code -9" in both.all[1].state
+            assert "has exited with code -9" in both.all[1].why
             both.fill()
             await until(lambda: both.numbers(STALE) == [0, 1])
 
