@@ -1,8 +1,9 @@
 """What all tests share: which of them this machine cannot run, and why.
 
 `data` needs the folder that AGENTGYM_DATA names, `docker` a Docker Engine with our python image, `bubblewrap` a machine that
-can start such a sandbox, `sandbox` either of the two, `browser` a Chromium and playwright. Where AGENTGYM_NEED_SANDBOXES is
-set, as in CI, a missing back end is an error instead, and so is a missing browser where AGENTGYM_NEED_BROWSER is set.
+can start such a sandbox, `sandbox` either of the two, `browser` a Chromium and playwright, `machines` network namespaces.
+Where AGENTGYM_NEED_SANDBOXES is set, as in CI, a missing back end is an error instead, and so are missing browsers and machines
+where AGENTGYM_NEED_BROWSER and AGENTGYM_NEED_MACHINES are.
 Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
 """
 
@@ -82,12 +83,20 @@ def no_browser():
     return missing()
 
 
+@cache
+def no_machines():
+    from machines import missing
+
+    return missing()
+
+
 MISSING = {
     "data": no_data,
     "docker": no_docker,
     "bubblewrap": no_bubblewrap,
     "sandbox": no_sandbox,
     "browser": no_browser,
+    "machines": no_machines,
 }
 
 
@@ -109,4 +118,4 @@ def sample(uncut):
 
 
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.
-NEEDED_BY = {"data": "", "browser": "AGENTGYM_NEED_BROWSER"}
+NEEDED_BY = {"data": "", "browser": "AGENTGYM_NEED_BROWSER", "machines": "AGENTGYM_NEED_MACHINES"}

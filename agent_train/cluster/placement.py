@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of
@@ -67,18 +68,64 @@ def learner_devices(config: Config) -> int:
 
 def gpus_needed(config: Config) -> int:
     """GPUs that learner ranks and vLLM servers take. The embedded engine shares with rank 0, colocated servers with ranks."""
-    serves = config.engine.name == "vllm" and config.mode == "rl" and config.engine.placement == "own"
-    return learner_devices(config) + serves * config.engine.replicas * config.engine.tensor_parallel
+    servers = config.engine.replicas * config.engine.tensor_parallel
+    return learner_devices(config) + _has_own_gpus(config) * servers
 
 
-def ranks_that_fit(config: Config, resources: Mapping[str, float]) -> int:
-    """The largest number of ranks up to `learner.workers` for which a cluster has room, in whole replicas; all if there is none."""
-    learner = config.learner
-    gpus, devices = int(resources.get("GPU", 0)), learner_devices(config)
-    room = gpus - (gpus_needed(config) - devices) if gpus else int(resources.get("CPU", 0))
+def _has_own_gpus(config: Config) -> bool:
+    return config.engine.name == "vllm" and config.mode == "rl" and config.engine.placement == "own"
+
+
+class Parts(NamedTuple):
+    """How many ranks of each role, vLLM servers and environment workers (0: as many as fit) a run has."""
+
+    ranks: int
+    servers: int
+    env_workers: int
+
+    def of(self, asked: "Parts") -> str:
+        """As settings, those that are fewer than asked for."""
+        names = ("learner.workers", "engine.replicas", "env.workers")
+        counts = zip(names, self, asked, strict=True)
+        return ", ".join(f"{name}={count} of {most}" for name, count, most in counts if count < most)
+
+
+def parts_asked(config: Config) -> Parts:
+    return Parts(config.learner.workers, config.engine.replicas, config.env.workers)
+
+
+def parts_that_fit(config: Config, nodes: Sequence[Mapping[str, float]]) -> Parts | None:
+    """The parts that nodes of these resources have room for, at most those asked for; None if there is no room for one of each.
+
+    Where not all fit, each gets about the same share of what was asked; ranks come in whole replicas.
+    """
+    asked, learner = parts_asked(config), config.learner
     replica = learner.sequence_parallel * learner.tensor_parallel
-    fitting = min(learner.workers, room * learner.workers // devices) // replica * replica
-    return fitting if fitting > 0 else learner.workers
+    counts = (_beside(config, nodes, ranks) for ranks in range(replica, asked.ranks + 1, replica))
+
+    def share(parts: Parts) -> tuple[float, int]:
+        workers = parts.env_workers / asked.env_workers if asked.env_workers else 1.0
+        return min(parts.ranks / asked.ranks, parts.servers / asked.servers, workers), parts.ranks
+
+    return max(filter(None, counts), key=share, default=None)
+
+
+def _beside(config: Config, nodes: Sequence[Mapping[str, float]], ranks: int) -> Parts | None:
+    """The ranks, with as many servers and environment workers as fit beside them."""
+    asked, engine, own = parts_asked(config), config.engine, _has_own_gpus(config)
+    gpus, cpus = ([node.get(kind, 0.0) for node in nodes] for kind in ("GPU", "CPU"))
+    devices = ranks * learner_devices(config) // asked.ranks
+    servers, room = asked.servers, _env_room(config, cpus, devices) if config.env.placement == "ray" else 1
+    if total := int(sum(gpus)):
+        # The devices of a server are on one node. Ranks first take those that no server can.
+        size, share = (engine.tensor_parallel, gpu_share(total, engine.name)) if own else (1, 1.0)
+        slots = [int(count / share) for count in gpus]
+        left = devices - sum(count % size for count in slots)
+        free = sum(count // size for count in slots) - math.ceil(max(left, 0) / size)
+        beside = free if own else ranks if engine.placement == "colocated" else servers
+        servers = min(servers, beside) if free >= 0 else 0
+    fits = servers >= 1 and room >= 1 and sum(map(int, cpus)) >= devices
+    return Parts(ranks, servers, min(asked.env_workers, room)) if fits else None
 
 
 def own_ray_cpus(config: Config) -> int:
@@ -95,8 +142,7 @@ def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
     """The number of environment workers: `env.workers`, or for 0 as many as fit beside the learner on the nodes' CPUs."""
     env, ranks = config.env, learner_devices(config)
     there = f"the cluster has {sum(nodes):g} ({', '.join(f'{cpus:g}' for cpus in nodes)} on its nodes)"
-    free = int((sum(nodes) - ranks) / env.cpus)
-    fitting = min(_fitting(nodes, env.cpus), free)
+    fitting = _env_room(config, nodes, ranks)
     if fitting < 1:
         problem = f"env.cpus={env.cpus:g}: no worker fits beside the learner's {ranks} CPUs: {there}"
         raise PlacementError(f"{problem}: lower env.cpus or learner.workers, or add nodes")
@@ -109,6 +155,11 @@ def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
         return env.workers
     # A Ray of one's own was told to have more CPUs than there are.
     return fitting if os.environ.get("RAY_ADDRESS") else min(fitting, max(1, int((os.cpu_count() or 1) / env.cpus)))
+
+
+def _env_room(config: Config, nodes: Sequence[float], devices: int) -> int:
+    """As many environment workers as fit on the CPUs of nodes beside the ranks on so many devices."""
+    return min(_fitting(nodes, config.env.cpus), int((sum(nodes) - devices) / config.env.cpus))
 
 
 def _fitting(nodes: Sequence[float], cpus: float) -> int:

@@ -67,7 +67,10 @@ class Engine:
     live_sessions: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
-        """Sample one completion. All turns of an `episode` go to the replica that has their prefix."""
+        """Sample one completion. All turns of an `episode` go to the replica that has their prefix.
+
+        Nothing else limits its time: EngineError if it takes too long.
+        """
         raise NotImplementedError
 
     @property
@@ -91,8 +94,13 @@ class Engine:
         """
         raise NotImplementedError
 
+    @property
+    def lacks_weights(self) -> bool:
+        """True if a part of it waits for the weights that the others have."""
+        return False
+
     async def stale(self) -> None:
-        """Return when a part that replaced a dead one waits for weights."""
+        """Return when it `lacks_weights`."""
         await asyncio.Event().wait()
 
     async def losses(self) -> int:

@@ -33,6 +33,8 @@ KEY_REFUSED = (401, 403)
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 _WHOLE_DISTRIBUTION |= {"frequency_penalty": 0.0}
 _CHECK_SECONDS = 30.0
+IDLE_HEALTH_SECONDS = 5.0
+IDLE_SECONDS = 10.0  # more than the limit of a request
 _REST_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
@@ -44,11 +46,17 @@ class OtherWeightsError(EngineError):
 
 @dataclass
 class Remote:
-    """A server that others run. `unfit` is why it gets no requests, "" while it has the present weights."""
+    """A server that others run. `unfit` is why it gets no requests, "" while it has the present weights.
+
+    Attributes:
+        model: the name by which it serves the model.
+        tells_versions: its answers tell by which weights each token was sampled.
+    """
 
     url: str
-    model: str = ""  # the name by which it serves the model
+    model: str = ""
     unfit: str = NO_WEIGHTS
+    tells_versions: bool = False
 
 
 class ExternalEngine(Engine):
@@ -65,7 +73,7 @@ class ExternalEngine(Engine):
         self._config, self._model_dir = config, Path(model_dir)
         self._client: aiohttp.ClientSession = open_client(key)
         self._timeline = timeline or Timeline()
-        self._router = Router(len(self.servers))
+        self._router = Router(len(self.servers), len(self.servers) * config.max_concurrent)
         self._run = secrets.token_hex(4)
         self._folder, self._sums = Path(), dict[str, int]()  # of the weights to load next
         self._losses = 0
@@ -198,10 +206,13 @@ class ExternalEngine(Engine):
         Servers tell no checksums: each says that it has loaded the folder. EngineError if none has, EngineLostError if none is there.
         """
         begun = time.monotonic()
+        # One that hangs would hold up the others until the limit of a load.
+        answers = await asyncio.gather(*map(self._answers, self.servers))
         self._serving.clear()
         try:
             await self._until_idle()
-            ended = await asyncio.gather(*(self._give(server, version) for server in self.servers))
+            given = [self._give(server, version, there) for server, there in zip(self.servers, answers, strict=True)]
+            ended = await asyncio.gather(*given)
             failures = [failure for failure in ended if failure is not None]
             if len(failures) == len(self.servers):
                 gone = all(isinstance(each, ServerFailed) and not each.status for each in failures)
@@ -220,14 +231,20 @@ class ExternalEngine(Engine):
         self._idle.clear()
         try:
             if any(self._router.in_flight):
-                await asyncio.wait_for(self._idle.wait(), seconds)
+                await asyncio.wait_for(self._idle.wait(), seconds + IDLE_SECONDS)
         except TimeoutError as error:
             raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
-    async def _give(self, server: Remote, version: int) -> EngineError | Refused | None:
-        """Load a version into a server, which is fit then; why it could not be done."""
+    async def _answers(self, server: Remote) -> bool:
+        """False if a server that gets no requests does not answer either when it is asked for its health."""
+        return not server.unfit or await healthy(self._client, server.url, IDLE_HEALTH_SECONDS)
+
+    async def _give(self, server: Remote, version: int, there: bool) -> EngineError | Refused | None:
+        """Load a version into a server that is there, which is fit then; why it could not be done."""
         failure: EngineError | Refused
         try:
+            if not there:
+                raise ServerFailed(f"{server.url} did not answer /health within {IDLE_HEALTH_SECONDS:g} s")
             await self._load(server, self._label(version))
         except (EngineError, Refused) as error:
             failure = error
@@ -273,9 +290,17 @@ class ExternalEngine(Engine):
 
 
 class OpenAIEngine(ExternalEngine):
-    """vLLM's OpenAI server: ids go to `/v1/completions`; the paths of its development mode load weights and tell their label."""
+    """vLLM's server. With --enable-scale-out ids go to `/inference/v1/generate`, whose answers tell the label of each token's weights.
 
-    how_to_start = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs --dtype DTYPE"
+    Without it they go to `/v1/completions`, and the label is asked for after each answer: since no weights are loaded while a
+    request is in flight, the answer is of these weights. The paths of vLLM's development mode load weights and name them.
+    """
+
+    how_to_start = (
+        "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --dtype DTYPE"
+    )
+
+    ids_path = "/inference/v1/generate"
 
     async def _check(self, server: Remote, dtype: str) -> str:
         served = (await self._ask(server, "/v1/models"))["data"][0]  # adapters come after it
@@ -292,21 +317,46 @@ class OpenAIEngine(ExternalEngine):
         if tied and settings["device_config"]["device"] == "cpu":
             stays = "on a CPU vLLM keeps its copy of tied output weights when it loads others"
             return f"{stays}: take engine=vllm, or a model without tied weights, or a GPU"
+        try:
+            answer = await self._ask_ids(server, [0], Sampling(1))
+            server.tells_versions = answer["choices"][0]["weight_versions"] is not None
+        except (Refused, KeyError):  # it is not enabled, or too old
+            server.tells_versions = False
         return ""
 
     async def _sample(self, server: Remote, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        body = {"model": server.model, "prompt": list(prompt_ids), "return_token_ids": True, "top_k": 0}
-        body |= _WHOLE_DISTRIBUTION | sampling_params(sampling) | {"cache_salt": self._label(self.version)}
-        seconds = self._config.request_timeout
-        answer = await self._post(server, "/v1/completions", body, seconds, "generate")
-        # Answers do not tell by which weights they were sampled. This server has had no others since they were loaded.
-        self._check_label(server, (await self._ask(server, "/weight_info"))["weight_version"])
+        ask = self._ask_ids if server.tells_versions else self._ask_completion
+        answer = await ask(server, prompt_ids, sampling)
         try:
             (choice,) = answer["choices"]
-            logprobs, ids = choice["logprobs"]["token_logprobs"], choice["token_ids"]
-            return _completion(ids, logprobs, choice["finish_reason"], sampling, self.version)
+            if server.tells_versions:
+                told = [
+                    span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])
+                ]
+                if len(told) != len(choice["token_ids"]):
+                    raise ValueError(f"it tells the weights of {len(told)} tokens of {len(choice['token_ids'])}")
+                for label in set(told):
+                    self._check_label(server, label)
+                logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+            else:
+                self._check_label(server, (await self._ask(server, "/weight_info"))["weight_version"])
+                logprobs = choice["logprobs"]["token_logprobs"]
+            return _completion(choice["token_ids"], logprobs, choice["finish_reason"], sampling, self.version)
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"generate: what {server.url} answers cannot be used: {error!r}") from error
+
+    async def _ask_ids(self, server: Remote, prompt_ids: Sequence[int], sampling: Sampling) -> Any:
+        params = _WHOLE_DISTRIBUTION | sampling_params(sampling) | {"top_k": 0, "detokenize": False}
+        body = {"model": server.model, "token_ids": list(prompt_ids), "sampling_params": params}
+        return await self._asked(server, self.ids_path, body)
+
+    async def _ask_completion(self, server: Remote, prompt_ids: Sequence[int], sampling: Sampling) -> Any:
+        body = {"model": server.model, "prompt": list(prompt_ids), "return_token_ids": True, "top_k": 0}
+        return await self._asked(server, "/v1/completions", body | _WHOLE_DISTRIBUTION | sampling_params(sampling))
+
+    async def _asked(self, server: Remote, path: str, body: dict[str, Any]) -> Any:
+        body["cache_salt"] = self._label(self.version)
+        return await self._post(server, path, body, self._config.request_timeout, "generate")
 
     async def _load(self, server: Remote, label: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}

@@ -1,5 +1,6 @@
 """JSON over one shared aiohttp session, with errors that say which server and how long."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +66,7 @@ async def _send(
     what: str,
     attempts: int,
 ) -> Any:
-    timeout = aiohttp.ClientTimeout(total=seconds)
+    timeout = aiohttp.ClientTimeout(total=None if seconds == math.inf else seconds, ceil_threshold=math.inf)
     for attempt in range(1, attempts + 1):
         try:
             async with client.request(method, url, json=body, timeout=timeout) as response:

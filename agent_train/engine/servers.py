@@ -1,16 +1,17 @@
-"""The vLLM servers of a run: placed by Ray, looked at when they fail, and started again when they died.
+"""The vLLM servers of a run: placed by Ray, looked at when something fails, and started again when they are dead.
 
-A server serves, or is dead and being started again, or stale: it runs and has no weights of the run yet.
+The health of a server is one of five states; `NEXT` has all ways between them, and `Servers._move` takes them.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import aiohttp
 
@@ -20,12 +21,21 @@ from agent_train.engine.http import healthy
 from agent_train.report.timeline import Timeline
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer
 
+T = TypeVar("T")
 Progress = Callable[[str, float], None]
-SERVES, STALE = "serves", "stale"
-FIRST_REST, LONGEST_REST = 0.5, 30.0
+HEALTHY, SUSPECT, DEAD, RESTARTING, STALE = "healthy", "suspect", "dead", "restarting", "stale"
+NEXT = {
+    RESTARTING: (STALE, DEAD),  # it answers; it did not start
+    STALE: (HEALTHY, SUSPECT, DEAD),  # it has the present weights; a call failed; it has ended, or took no weights
+    HEALTHY: (STALE, SUSPECT, DEAD),  # weights came to others alone, or not whole; else as above
+    SUSPECT: (HEALTHY, STALE, DEAD),  # it answers /health, and has the present weights or not; it does not
+    DEAD: (RESTARTING,),  # after a rest
+}
+RUNNING = (HEALTHY, SUSPECT, STALE)
+FIRST_REST, LONGEST_REST = 0.5, 60.0  # before a start; each doubles the next, until the server serves
 HEALTH_SECONDS = 60.0  # on a CPU a server answers nothing while it computes a step
+HOMES = 16  # of episodes that the router remembers, for each that runs: long ones may rest while many short ones pass
 _POLL_SECONDS = 0.25
-_REMEMBERED = 4096  # episodes
 _ACTOR_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
 _DYING_SECONDS = 3.0
@@ -33,12 +43,17 @@ _DYING_SECONDS = 3.0
 log = logging.getLogger(__name__)
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Router:
     """Picks among servers by their numbers. Who is done with a picked one lowers its `in_flight`."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, episodes: int):
         self.in_flight = [0] * size
         self._homes: OrderedDict[str, int] = OrderedDict()
+        self._most = HOMES * episodes  # `episodes` run at a time
 
     def pick(self, among: Sequence[int], episode: str | None = None) -> int:
         """The server where `episode` was before, if it is named and that one is among them, else the least busy."""
@@ -48,7 +63,7 @@ class Router:
         if episode is not None:
             self._homes[episode] = number
             self._homes.move_to_end(episode)
-            if len(self._homes) > _REMEMBERED:
+            if len(self._homes) > self._most:
                 self._homes.popitem(last=False)
         self.in_flight[number] += 1
         return number
@@ -63,12 +78,23 @@ class _Server(VllmServer):
 
 @dataclass(eq=False)
 class Server:
-    """One server: its Ray actor, where it answers, and its state, which of a dead one says why."""
+    """One server: its Ray actor, where it answers, its health and why it is so.
 
+    Attributes:
+        loaded: it has the weights that serve.
+        limits: of the requests to it; the seconds that are left of each that stands still.
+    """
+
+    number: int
     actor: Any
     options: VllmOptions
     url: str = ""
-    state: str = STALE
+    node: str = ""  # where it was put, if Ray did not choose
+    state: str = RESTARTING
+    why: str = ""
+    loaded: bool = False
+    limits: dict[asyncio.Timeout, float | None] = field(default_factory=dict)
+    look: asyncio.Task[bool] | None = None
 
     async def call(self, method: str, *arguments: Any, seconds: float = _ACTOR_SECONDS) -> Any:
         """Call a method of the actor's `_Server`. Raises EngineError if it fails, is gone or takes too long."""
@@ -106,23 +132,63 @@ class Servers:
     all: list[Server] = field(default_factory=list)
     losses: int = 0  # servers that died so far
     _restarting: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _rests: dict[int, float] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _gone: float | None = None  # since when none runs
 
     def numbers(self, *states: str) -> list[int]:
         return [number for number, server in enumerate(self.all) if server.state in states]
 
-    async def start(self, on_progress: Progress | None) -> None:
-        """Start all, and return when all answer. EngineError, with the end of its log, if one cannot start or is late."""
-        self.all = [self._placed(number) for number in range(len(self.options))]
-        for server in self.all:
+    def _move(self, server: Server, state: str, why: str = "") -> bool:
+        """Change the health of a server, told with its reason; False if it is not one from which a way leads there."""
+        if server not in self.all or state not in NEXT[server.state]:
+            return False
+        if why:
+            ways = (server.number, server.url, server.state, state, why.splitlines()[0])
+            log.warning("vLLM server %d, %s: %s -> %s: %s", *ways)
+        server.state, server.why = state, why
+        self._gone = None if self.numbers(*RUNNING) else self._gone or _now()
+        self._changed.set()
+        return True
+
+    async def start(self, on_progress: Progress | None, first: int) -> None:
+        """Start the `first` servers, and return when each answers or its place is lost; the others, and the lost, wait for `fill`.
+
+        EngineError, with the end of its log, if one cannot start or is late, or if none is left.
+        """
+        self.all = [Server(number, None, options, state=DEAD) for number, options in enumerate(self.options)]
+        for number in range(first):
+            self.all[number] = self._placed(number)
+        await asyncio.gather(*(self._begin(server, on_progress) for server in self.all[:first]))
+        if not self.numbers(STALE):
+            raise EngineLostError(self.all[0].why)
+
+    async def _begin(self, server: Server, on_progress: Progress | None) -> None:
+        try:
             await self._launch(server)
-        await asyncio.gather(*(self._ready(server, on_progress) for server in self.all))
+            await self._ready(server, on_progress)
+            self._move(server, STALE)
+        except EngineLostError as error:
+            self._move(server, DEAD, f"it did not come: {error}")
+
+    def fill(self) -> None:
+        """Start the servers that did not come yet. Call it when the learner has its devices, which they would take."""
+        for server in self.all:
+            if server.state == DEAD and server.number not in self._restarting:
+                self._restarting[server.number] = asyncio.create_task(self._restart(server))
 
     def _placed(self, number: int) -> Server:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options = self.options[number]
-        return Server(ray.remote(**self.held[number])(_Server).remote(options), options)
+        options, held, node = self.options[number], dict(self.held[number]), ""
+        if held["scheduling_strategy"] == "SPREAD":
+            # By itself this may put all on one node, since they hold none of Ray's resources.
+            others = Counter(server.node for server in self.all if server is not self.all[number])
+            nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
+            node = min(nodes, key=lambda each: (others[each], each == self.all[number].node))
+            held["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        return Server(number, ray.remote(**held)(_Server).remote(options), options, node=node)
 
     async def _launch(self, server: Server) -> None:
         import ray
@@ -130,10 +196,10 @@ class Servers:
         server.url = await server.call("launch_for", ray.get_runtime_context().get_node_id())
 
     async def _ready(self, server: Server, on_progress: Progress | None) -> None:
-        begun = time.monotonic()
+        begun = _now()
         while True:
             state = await server.call("state")
-            seconds = time.monotonic() - begun
+            seconds = _now() - begun
             if state.exit_code is not None:
                 killed = state.exit_code < 0  # by a signal; one that ends by itself would do so again
                 raise (EngineLostError if killed else EngineError)(server.obituary(state))
@@ -147,19 +213,24 @@ class Servers:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def some(self, *states: str) -> list[int]:
-        """The servers in these states; waits for one that is being started again. EngineError if none comes."""
-        deadline = time.monotonic() + self.start_timeout
+        """The servers in these states; waits while there is none, as long as one runs, else for `start_timeout` (EngineLostError)."""
         while not (found := self.numbers(*states)):
             if not self.all:
                 raise EngineError("the vLLM engine is closed")
             self._changed.clear()
+            left = None if self._gone is None else self._gone + self.start_timeout - _now()
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+                await asyncio.wait_for(self._changed.wait(), left)
             except TimeoutError:
-                states_of_all = "; ".join(server.state for server in self.all)
+                states_of_all = "; ".join(f"{server.state}: {server.why}" for server in self.all)
                 limit = f"{self.start_timeout:g} s (engine.start_timeout)"
                 raise EngineLostError(f"no vLLM server came back within {limit}: {states_of_all}") from None
         return found
+
+    async def settled(self) -> None:
+        """Wait until no server is suspect."""
+        if looks := [server.look for server in self.all if server.look]:
+            await asyncio.wait(looks)
 
     async def stale(self) -> None:
         """Return when a server is stale."""
@@ -167,83 +238,173 @@ class Servers:
             self._changed.clear()
             await self._changed.wait()
 
+    # ---- weights, and the requests that wait for them
+
+    @asynccontextmanager
+    async def limited(self, server: Server, seconds: float) -> AsyncIterator[None]:
+        """Bound a request by the time in which its server serves: TimeoutError then, or when the server is dead."""
+        async with asyncio.timeout(seconds) as limit:
+            server.limits[limit] = None
+            try:
+                yield
+            finally:
+                del server.limits[limit]
+
+    def stand_still(self, numbers: Sequence[int]) -> None:
+        """The requests to these are not answered until they `serve`."""
+        for limits in (self.all[number].limits for number in numbers):
+            for limit, left in limits.items():
+                if left is None and not limit.expired():
+                    limits[limit] = (limit.when() or 0.0) - _now()
+                    limit.reschedule(None)
+
+    def outdate(self, numbers: Sequence[int]) -> None:
+        """Other weights come, to these alone."""
+        for server in self.all:
+            server.loaded = False
+            if server.number not in numbers and server.state == HEALTHY:
+                self._move(server, STALE, "others get new weights")
+
     def serve(self, numbers: Sequence[int]) -> None:
         """These have the present weights."""
-        for number in numbers:
-            self.all[number].state = SERVES
-        self._changed.set()
+        for server in (self.all[number] for number in numbers):
+            server.loaded = True
+            self._rests.pop(server.number, None)
+            self._move(server, HEALTHY, "it has the present weights" if server.why else "")
+            server.why = ""
+            for limit, left in server.limits.items():
+                if left is not None and not limit.expired():
+                    server.limits[limit] = None
+                    limit.reschedule(_now() + left)
 
-    async def examine(self, number: int, error: EngineError) -> None:
-        """After a failure: start the server again if it is dead, or dies in the next seconds, or hangs; else raise the failure."""
-        deadline, hangs = time.monotonic() + _DYING_SECONDS, False
-        server = self.all[number] if self.all else None
-        while server is not None and server in self.all and server.state in (SERVES, STALE):
-            if why := await self._why_lost(server, hangs):
-                self._lose(number, why)
-            elif hangs:
-                raise error
-            else:
-                hangs = time.monotonic() > deadline
-                await asyncio.sleep(_POLL_SECONDS)
+    def spoil(self, numbers: Sequence[int], why: str) -> None:
+        """These may have mixed weights."""
+        for server in self.all:
+            if server.number in numbers:
+                self._move(server, STALE, why)
 
-    async def find_lost(self, hangs: bool = False) -> int:
-        """Start those again that died, or with `hangs` do not answer; how many did so since the start."""
-        for number in self.numbers(SERVES, STALE):
-            server = self.all[number]
-            if (why := await self._why_lost(server, hangs)) and server in self.all:
-                self._lose(number, why)
+    # ---- failures
+
+    async def of_all(self, numbers: Sequence[int], ask: Callable[[Server], Awaitable[T]]) -> list[T]:
+        """What each of these servers answers, each within limits of its own.
+
+        After a failure those are dead that did not answer; if all did, those that failed where others did not. Raises EngineError.
+        """
+        servers = [self.all[number] for number in numbers]
+        ends = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+        failed = {server: end for server, end in zip(servers, ends, strict=True) if isinstance(end, BaseException)}
+        if not failed:
+            return cast("list[T]", ends)
+        silent = {server: end for server, end in failed.items() if not getattr(end, "status", 0)}
+        blamed = silent or (failed if len(failed) < len(servers) else {})
+        server, error = next(iter((blamed or failed).items()))
+        told = await self._with_log(server, error)
+        for each, why in blamed.items():
+            self._lose(each, str(why))
+        raise EngineError(told) from error
+
+    async def _with_log(self, server: Server, error: BaseException) -> str:
+        with contextlib.suppress(EngineError):  # which says less
+            state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
+            return f"{error}; log: {server.options.log}\n{state.tail}"
+        return f"{error}; log: {server.options.log}"
+
+    async def examine(self, server: Server, failure: EngineError) -> None:
+        """After a failed request: return if the server is dead, so that another is asked, else raise the failure.
+
+        It gets no requests meanwhile.
+        """
+        self._move(server, SUSPECT, str(failure))
+        if await asyncio.shield(self.look_at(server)):
+            raise failure
+
+    def look_at(self, server: Server) -> asyncio.Task[bool]:
+        """Look in the background whether a server answers (True), else it is dead."""
+        if server.look is None or server.look.done():
+            server.look = asyncio.create_task(self._answers(server))
+        return server.look
+
+    async def _answers(self, server: Server) -> bool:
+        if server not in self.all or server.state not in RUNNING:
+            return False
+        if why := await self._why_dead(server):
+            self._lose(server, why)
+            return False
+        if server.state == SUSPECT:
+            self._move(server, HEALTHY if server.loaded else STALE, "it answers")
+        return True
+
+    async def _why_dead(self, server: Server) -> str:
+        until = _now() + _DYING_SECONDS  # a process that was killed may take so long to end
+        while True:
+            answers = await healthy(self.client, server.url, HEALTH_SECONDS)
+            try:
+                state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
+            except EngineError as error:
+                return str(error)
+            if state.exit_code is not None:
+                return server.obituary(state)
+            if answers:
+                return ""
+            if _now() > until:
+                unwell = f"the vLLM server at {server.url} did not answer /health within {HEALTH_SECONDS:g} s"
+                return f"{unwell}; log: {server.options.log}\n{state.tail}"
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def find_dead(self) -> int:
+        """Look which have ended; how many died since the start."""
+
+        async def find(server: Server) -> None:
+            try:
+                state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
+                why = "" if state.exit_code is None else server.obituary(state)
+            except EngineError as error:
+                why = str(error)
+            if why:
+                self._lose(server, why)
+
+        await asyncio.gather(*(find(self.all[number]) for number in self.numbers(*RUNNING)))
         return self.losses
 
-    async def _why_lost(self, server: Server, hangs: bool) -> str:
-        try:
-            state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
-        except EngineError as error:
-            return str(error)
-        if state.exit_code is not None:
-            return server.obituary(state)
-        if not hangs or await healthy(self.client, server.url, HEALTH_SECONDS):
-            return ""
-        why = f"the vLLM server at {server.url} did not answer /health within {HEALTH_SECONDS:g} s"
-        return f"{why}; log: {server.options.log}\n{state.tail}"
-
-    def _lose(self, number: int, why: str) -> None:
-        if self.all[number].state not in (SERVES, STALE):
+    def _lose(self, server: Server, why: str) -> None:
+        """Start a server again."""
+        if not self._move(server, DEAD, why):
             return
-        log.warning("%s; it is started again", why.splitlines()[0])
-        self.all[number].state = why
         self.losses += 1
-        self._restarting[number] = asyncio.create_task(self._restart(number))
+        for limit in server.limits:
+            if not limit.expired():
+                limit.reschedule(_now())
+        self._restarting[server.number] = asyncio.create_task(self._restart(server))
 
-    async def _restart(self, number: int) -> None:
+    async def _restart(self, dead: Server) -> None:
         """Start a server anew, wherever Ray has room, until it answers. It is stale then."""
-        rest, begun = FIRST_REST, time.monotonic()
+        number, begun = dead.number, time.monotonic()
         while True:
+            rest = self._rests.get(number, FIRST_REST)
+            self._rests[number] = min(2 * rest, LONGEST_REST)
             _kill(self.all[number])
-            server = self._placed(number)
-            server.state = self.all[number].state
-            self.all[number] = server
+            await asyncio.sleep(rest)
+            self._move(self.all[number], RESTARTING, "it is started again")
             try:
+                self.all[number] = server = self._placed(number)
                 await self._launch(server)
                 await self._ready(server, None)
                 break
-            except EngineError as error:
-                log.warning("vLLM server %d did not start again: %s", number, error)
-                server.state = str(error)
-                await asyncio.sleep(rest)
-                rest = min(2 * rest, LONGEST_REST)
-        server.state = STALE
-        self._changed.set()
+            except Exception as error:  # whatever it is, the run waits for the server
+                self._move(self.all[number], DEAD, f"it did not start: {error}")
+        self._move(server, STALE, "it runs")
         self.timeline.add(("engine restart", number), "starts again", begun)
 
     async def close(self) -> None:
         import ray
 
-        for task in self._restarting.values():
-            task.cancel()
-        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
         servers, self.all = self.all, []
+        tasks = [*self._restarting.values(), *(server.look for server in servers if server.look)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._changed.set()
-        ends = (server.call("stop", seconds=20.0) for server in servers if server.state in (SERVES, STALE))
+        ends = (server.call("stop", seconds=20.0) for server in servers if server.state in RUNNING)
         for result in await asyncio.gather(*ends, return_exceptions=True):
             # A server ends with its actor, which a signal to the whole process group may have ended already.
             if isinstance(result, BaseException) and not isinstance(result.__cause__, ray.exceptions.RayActorError):
@@ -255,5 +416,7 @@ class Servers:
 def _kill(server: Server) -> None:
     import ray
 
-    with contextlib.suppress(Exception):  # Ray has ended, and its actors with it
-        ray.kill(server.actor)
+    # Where Ray has ended, its actors have too, and a call would start it again.
+    with contextlib.suppress(Exception):
+        if ray.is_initialized():
+            ray.kill(server.actor)

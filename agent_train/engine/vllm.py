@@ -5,6 +5,7 @@ Requests go to `/inference/v1/generate`, which speaks token ids only and says wh
 
 import asyncio
 import itertools
+import math
 import os
 import re
 import secrets
@@ -18,7 +19,7 @@ from agent_train.cluster.placement import COLOCATED_SHARE, gpu_share
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Load, Sampling
 from agent_train.engine.http import get, open_client, post
-from agent_train.engine.servers import SERVES, STALE, Progress, Router, Server, Servers
+from agent_train.engine.servers import HEALTHY, STALE, Progress, Router, Server, Servers
 from agent_train.report.timeline import Timeline
 from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import VllmOptions, check_vllm
@@ -33,6 +34,8 @@ WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _RPC_SECONDS = 60.0
+_IDLE_SECONDS = 10.0  # more than the limit of a request
+_TRIES = 5  # of a request whose servers die one after another: it may be the cause
 _LIVE_SECONDS = 10.0
 _WAITING, _CACHE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GAUGE = re.compile(rf"^({_WAITING}|{_CACHE})\{{.*\}} (\S+)$", re.MULTILINE)
@@ -41,7 +44,8 @@ _GAUGE = re.compile(rf"^({_WAITING}|{_CACHE})\{{.*\}} (\S+)$", re.MULTILINE)
 class VllmEngine(Engine):
     """One or more vLLM servers that hold the same weights. Make it with `VllmEngine.start`.
 
-    A server that dies or hangs is started again, and takes part from the next load of weights on.
+    A server that dies or hangs is started again, and takes part from the next load of weights on. Limits count only the time in
+    which a server serves: a request waits for restarts and loads, which have limits of their own.
     """
 
     def __init__(self, servers: Servers, config: EngineConfig, key: str, adapter_rank: int = 0):
@@ -49,11 +53,10 @@ class VllmEngine(Engine):
         self.max_model_len = config.max_model_len
         self.key = key
         self._config = config
-        self._router = Router(config.replicas)
+        self._router = Router(config.replicas, config.replicas * config.max_concurrent)
         self._serving = asyncio.Event()  # cleared while weights are loaded
         self._serving.set()
         self._idle = asyncio.Event()  # set when the last request in flight has ended
-        self._broken: str | None = None
         self._group: list[Server] = []  # whose workers are in the weight group, or have fetched weights
         self._adapter: str | None = None
         self._adapters = itertools.count(1)
@@ -73,10 +76,12 @@ class VllmEngine(Engine):
         deterministic: bool = False,
         timeline: Timeline | None = None,
         bundles: "PlacementGroup | None" = None,
+        first: int | None = None,
         **more: Any,
     ) -> "VllmEngine":
         """Start `config.replicas` servers and return when all answer; Ray must run. vLLM promises nothing `deterministic`.
 
+        Beyond the `first` servers, for which there is room, they start after weights are loaded, and whenever there is room.
         Server i takes a part of bundle i, if there are `bundles`. `logs` gets `vllm-0.log`, `vllm-1.log` ...; `on_progress` is
         called several times a second with the servers' last log line and the seconds since the start. EngineError, with the
         last lines of its log, if a server cannot start, exits or is late.
@@ -93,9 +98,10 @@ class VllmEngine(Engine):
         servers = Servers(options, held, config.start_timeout, open_client(key), timeline or Timeline())
         engine = cls(servers, config, key, adapter_rank)
         try:
-            await engine.servers.start(on_progress)
-            await engine._set_version(range(config.replicas), 0)
-            engine.servers.serve(range(config.replicas))
+            await engine.servers.start(on_progress, first or config.replicas)
+            present = servers.numbers(STALE)
+            await engine._set_version(present, 0)
+            engine.servers.serve(present)
             if config.adaptive and not await engine.loads():
                 raise EngineError("engine.adaptive=true: this vLLM tells no load at /metrics: leave it out")
         except BaseException:
@@ -105,39 +111,49 @@ class VllmEngine(Engine):
 
     @property
     def receivers(self) -> int:
-        return len(self.servers.numbers(SERVES, STALE)) * self._config.tensor_parallel
+        return len(self.servers.numbers(HEALTHY, STALE)) * self._config.tensor_parallel
 
     @property
     def connected(self) -> bool:
-        present = [self.servers.all[number] for number in self.servers.numbers(SERVES, STALE)]
+        present = [self.servers.all[number] for number in self.servers.numbers(HEALTHY, STALE)]
         return bool(present) and self._group == present
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
         self.check_request(prompt_ids, sampling)
-        body, seconds = _request_body(prompt_ids, sampling), self._config.request_timeout
-        while True:
-            serving = await self.servers.some(SERVES)
-            if not self._serving.is_set():
+        body = _request_body(prompt_ids, sampling)
+        for _ in range(_TRIES):
+            while (serving := await self.servers.some(HEALTHY)) and not self._serving.is_set():
                 await self._serving.wait()
-                continue
-            if self._broken:
-                raise EngineError(f"the vLLM engine cannot be used any more: {self._broken}")
-            if self._adapter is not None:
-                body["model"] = self._adapter
-            if self._config.keep_cache:
-                body["cache_salt"] = f"version {self.version}"  # nobody else reads keys and values of this version
-            router, number = self._router, self._router.pick(serving, episode)
+            number = self._router.pick(serving, episode)
+            server = self.servers.all[number]
             self._count(number)
             try:
-                answer = await self._post(number, "/inference/v1/generate", body, seconds, "generate")
-                return _completion(answer["choices"][0])
+                return await self._ask(server, body)
             except EngineError as error:
-                await self.servers.examine(number, error)
+                failure = error
+            except asyncio.CancelledError:
+                self.servers.look_at(server)
+                raise
             finally:
-                router.in_flight[number] -= 1
+                self._router.in_flight[number] -= 1
                 self._count(number)
-                if not any(router.in_flight):
+                if not any(self._router.in_flight):
                     self._idle.set()
+            await self.servers.examine(server, failure)
+        raise EngineError(f"generate: {_TRIES} servers died of this request or beside it, the last of: {failure}")
+
+    async def _ask(self, server: Server, body: dict[str, Any]) -> Completion:
+        if self._adapter is not None:
+            body["model"] = self._adapter
+        if self._config.keep_cache:
+            body["cache_salt"] = f"version {self.version}"  # nobody else reads keys and values of this version
+        seconds = self._config.request_timeout
+        try:
+            async with self.servers.limited(server, seconds):
+                answer = await self._post(server, "/inference/v1/generate", body, math.inf, "generate")
+        except TimeoutError as error:
+            raise EngineError(f"generate: {server.url} is dead or did not answer within {seconds:g} s") from error
+        return _completion(answer["choices"][0])
 
     def _count(self, number: int) -> None:
         self.servers.timeline.count(("engine", number), "requests", self._router.in_flight[number])
@@ -145,15 +161,29 @@ class VllmEngine(Engine):
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel
         # One that came back since the address was made is in the next group.
-        present = self.servers.numbers(SERVES, STALE)[: (address.world_size - address.rank_offset) // step]
+        present = self.servers.numbers(HEALTHY, STALE)[: (address.world_size - address.rank_offset) // step]
+        first = {number: address.rank_offset + place * step for place, number in enumerate(present)}
         group = [address.host, address.port, address.world_size]
-        servers = [self.servers.all[number] for number in present]
-        ranks = ([*group, address.rank_offset + place * step] for place in range(len(present)))
-        joining = (
-            self._rpc(n, "connect_weights", own, CONNECT_SECONDS) for n, own in zip(present, ranks, strict=False)
-        )
-        await asyncio.gather(*joining)
-        self._group = servers
+        self._group = [self.servers.all[number] for number in present]
+
+        async def join(server: Server) -> list[list[int]]:
+            return await self._rpc(server, "connect_weights", [*group, first[server.number]], CONNECT_SECONDS)
+
+        async with self._grouped():
+            missed = {
+                rank for workers in await self.servers.of_all(present, join) for ranks in workers for rank in ranks
+            }
+            if missed:
+                raise EngineError(f"ranks {sorted(missed)} of {address.world_size} did not join the weight group")
+
+    @asynccontextmanager
+    async def _grouped(self) -> AsyncIterator[None]:
+        """What fails has left the group."""
+        try:
+            yield
+        except BaseException:
+            self._group = []
+            raise
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         return await self._load("receive_weights", manifest_to_json(manifest), version)
@@ -163,14 +193,10 @@ class VllmEngine(Engine):
 
         None are found where the folder changes weights that a worker does not hold. What serves is left as it is.
         """
-        present = await self.servers.some(SERVES, STALE)
+        present = await self.servers.some(HEALTHY, STALE)
         self._group = [self.servers.all[number] for number in present]
         arguments = [os.fspath(folder), self._keeps]
-        try:
-            answers = await asyncio.gather(*(self._rpc(n, "fetch_weights", arguments, LOAD_SECONDS) for n in present))
-        except EngineError:
-            await self.servers.find_lost(hangs=True)
-            raise
+        answers = await self._rpc_of_all(present, "fetch_weights", arguments, LOAD_SECONDS)
         return [worker for workers in answers for worker in workers]
 
     async def load_fetched(self, version: int) -> dict[str, int]:
@@ -183,23 +209,18 @@ class VllmEngine(Engine):
 
     async def _load(self, method: str, argument: Any, version: int) -> dict[str, int]:
         """Load new weights into the servers of the group by a method of their workers; the checksum of each tensor."""
-        members = [n for n in self.servers.numbers(SERVES, STALE) if self.servers.all[n] in self._group]
+        members = [n for n in self.servers.numbers(HEALTHY, STALE) if self.servers.all[n] in self._group]
         if not members:
             raise EngineLostError("every vLLM server that takes new weights died")
-        async with self._loading(members, f"weights of version {version} were not loaded whole", version) as present:
-            try:
-                return await self._checksums(present, method, argument, LOAD_SECONDS, version)
-            except EngineError:
-                self._group = []  # which those that failed have left
-                raise
+        async with self._grouped(), self._loading(members, version):
+            return await self._checksums(members, method, argument, LOAD_SECONDS, version)
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
         """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; the checksum of each tensor."""
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
-        unfinished = f"the adapter of version {version} was not loaded everywhere"
-        able = await self.servers.some(SERVES, STALE)
-        async with self._loading(able, unfinished, version, in_flight="end") as present:
-            had = self.servers.numbers(SERVES)
+        present = await self.servers.some(HEALTHY, STALE)
+        async with self._loading(present, version, in_flight="end"):
+            had = self.servers.numbers(HEALTHY)
             sums = await self._checksums(present, "adapter_checksums", path, _RPC_SECONDS, version)
             # A new name each time: vLLM would read an adapter that is loaded in place of another again at every step.
             body = {"lora_name": name, "lora_path": path}
@@ -211,46 +232,48 @@ class VllmEngine(Engine):
             return sums
 
     @asynccontextmanager
-    async def _loading(
-        self, present: list[int], unfinished: str, version: int, in_flight: str = "go on"
-    ) -> AsyncIterator[list[int]]:
+    async def _loading(self, present: list[int], version: int, in_flight: str = "go on") -> AsyncIterator[None]:
         """Let the block load a version into the servers given, while nothing is generated; then clear caches and raise the version.
 
         New requests wait here, since servers that pause one after another would answer some of them with old weights. Those in
         flight stand still and "go on" with the new weights, or are waited for to "end": they name their adapter. After an error
-        nothing is generated until a later load has succeeded, if a server was lost, else never.
+        these servers are stale.
         """
-        lost, begun = self.servers.losses, time.monotonic()
+        begun = time.monotonic()
         self._serving.clear()
-        self._broken = unfinished
         paused = any(self._router.in_flight) and in_flight == "go on"
         try:
             if self._asleep:
                 await self._on_all(present, "/wake_up?tags=weights", None, LOAD_SECONDS, "waking up")
             if paused:
+                self.servers.stand_still(present)
                 await self._on_all(present, "/pause?mode=keep&clear_cache=false", None, _RPC_SECONDS, "pausing")
             elif any(self._router.in_flight):
                 await self._until_idle()
-            yield present
+            self.servers.outdate(present)
+            yield
             if self._asleep:
                 await self._on_all(present, "/wake_up?tags=kv_cache", None, LOAD_SECONDS, "waking up")
             if not (paused and self._config.keep_cache):
                 await self._clear_caches(present)
             await self._set_version(present, version)
             await self._on_all(present, "/resume", None, _RPC_SECONDS, "going on")
-            self._broken, self._asleep = None, False
+            self._asleep = False
             self.servers.serve(present)
+            self.servers.fill()
+        except BaseException as error:
+            self.servers.spoil(present, f"version {version} was not loaded whole: {error}")
+            raise
         finally:
             for number in present:
                 self.servers.timeline.add(("engine", number), f"loads version {version}", begun)
-            if self._broken is None or await self.servers.find_lost(hangs=True) == lost:
-                self._serving.set()
+            self._serving.set()
 
     async def _until_idle(self) -> None:
         seconds = self._config.request_timeout
         self._idle.clear()
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            await asyncio.wait_for(self._idle.wait(), seconds + _IDLE_SECONDS)
         except TimeoutError as error:
             raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
@@ -268,7 +291,7 @@ class VllmEngine(Engine):
         self, present: Sequence[int], method: str, argument: Any, seconds: float, version: int
     ) -> dict[str, int]:
         """The result of a method on every worker, which must be the same in all."""
-        answers = await asyncio.gather(*(self._rpc(number, method, [argument], seconds) for number in present))
+        answers = await self._rpc_of_all(present, method, [argument], seconds)
         sums: list[dict[str, int]] = [worker for workers in answers for worker in workers]
         if any(other != sums[0] for other in sums):
             raise EngineError(f"version {version} is not the same at the {len(sums)} workers")
@@ -279,42 +302,48 @@ class VllmEngine(Engine):
         self._asleep = True
 
         async def one(number: int) -> None:
+            server = self.servers.all[number]
             try:
-                await self._post(number, f"/sleep?level={self._sleep_level}", None, LOAD_SECONDS, "falling asleep")
+                await self._post(server, f"/sleep?level={self._sleep_level}", None, LOAD_SECONDS, "falling asleep")
             except EngineError as error:
-                await self.servers.examine(number, error)
+                await self.servers.examine(server, error)
 
-        await asyncio.gather(*map(one, self.servers.numbers(SERVES)))
+        await asyncio.gather(*map(one, self.servers.numbers(HEALTHY)))
+
+    @property
+    def lacks_weights(self) -> bool:
+        return bool(self.servers.numbers(STALE))
 
     async def stale(self) -> None:
         await self._serving.wait()  # a server that comes back while the others sleep gets its weights with them
         await self.servers.stale()
 
     async def losses(self) -> int:
-        return await self.servers.find_lost()
+        return await self.servers.find_dead()
 
     async def loads(self) -> list[Load]:
-        serving = [self.servers.all[number] for number in self.servers.numbers(SERVES)]
+        serving = [self.servers.all[number] for number in self.servers.numbers(HEALTHY)]
         asked = (get(self.servers.client, f"{server.url}/metrics", _LIVE_SECONDS) for server in serving)
         told = [dict(_GAUGE.findall(text or "")) for text in await asyncio.gather(*asked)]
         return [Load(int(float(own[_WAITING])), float(own[_CACHE])) for own in told if len(own) == 2]
 
     async def live(self) -> None:
-        await self.servers.some(SERVES, STALE)
+        await self.servers.settled()
+        await self.servers.some(HEALTHY, STALE)
 
     async def close(self) -> None:
         await self.servers.close()
         await self.servers.client.close()
 
-    async def _rpc(self, number: int, method: str, arguments: list[Any], seconds: float) -> list[Any]:
+    async def _rpc(self, server: Server, method: str, arguments: list[Any], seconds: float) -> list[Any]:
+        """What a method answers in each worker of a server."""
         body = {"method": method, "args": arguments}
-        server = self.servers.all[number]
-        try:
-            answer = await self._post(number, "/collective_rpc", body, seconds, method)
-        except (EngineError, ValueError) as error:
-            state = await server.call("state", seconds=_LIVE_SECONDS)
-            raise EngineError(f"{error}; log: {server.options.log}\n{state.tail}") from error
-        return list(answer["results"])
+        return list((await self._post(server, "/collective_rpc", body, seconds, method))["results"])
+
+    async def _rpc_of_all(
+        self, present: Sequence[int], method: str, arguments: list[Any], seconds: float
+    ) -> list[list[Any]]:
+        return await self.servers.of_all(present, lambda server: self._rpc(server, method, arguments, seconds))
 
     async def _set_version(self, present: Sequence[int], version: int) -> None:
         body = {"new_version": str(version)}
@@ -324,15 +353,14 @@ class VllmEngine(Engine):
     async def _on_all(
         self, present: Sequence[int], path: str, body: dict[str, Any] | None, seconds: float, what: str
     ) -> list[Any]:
-        return await asyncio.gather(*(self._post(number, path, body, seconds, what) for number in present))
+        return await self.servers.of_all(present, lambda server: self._post(server, path, body, seconds, what))
 
-    async def _post(self, number: int, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> Any:
-        url = self.servers.all[number].url
+    async def _post(self, server: Server, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> Any:
         if path in ("/collective_rpc", "/v1/load_lora_adapter"):
             # Sent once, so on a connection that cannot be stale: a second `receive_weights` would wait for a past broadcast.
             async with open_client(self.key) as fresh:
-                return await post(fresh, url, path, body, seconds, what, attempts=1)
-        return await post(self.servers.client, url, path, body, seconds, what)
+                return await post(fresh, server.url, path, body, seconds, what, attempts=1)
+        return await post(self.servers.client, server.url, path, body, seconds, what)
 
 
 def server_room(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from agent_train.engine.vllm import WORKER_MARK
-from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
+from agent_train.weights.collective import MissingError, WeightGroup, checksum, make_group, receive_buckets
 from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import WeightAddress, WeightTransferError, manifest_from_json
 from agentgym.processes.child_process import die_with
@@ -33,13 +33,17 @@ class WeightReceiver:
     _weight_group: WeightGroup | None = None
     _weight_copy: WeightCopy | None = None
 
-    def connect_weights(self, host: str, port: int, world_size: int, rank_offset: int) -> int:
-        """Join the weight group as `rank_offset` + this worker's rank, which is returned."""
+    def connect_weights(self, host: str, port: int, world_size: int, rank_offset: int) -> list[int]:
+        """Join the weight group as `rank_offset` + this worker's rank; the ranks that did not come, so that there is no group."""
         if self._weight_group is not None:
             self._weight_group.close()
-        rank = rank_offset + self.rank
-        self._weight_group = make_group(WeightAddress(host, port, world_size, rank_offset), rank, self.device)
-        return rank
+            self._weight_group = None
+        address = WeightAddress(host, port, world_size, rank_offset)
+        try:
+            self._weight_group = make_group(address, rank_offset + self.rank, self.device)
+        except MissingError as error:
+            return error.missing
+        return []
 
     def receive_weights(self, manifest_json: str) -> dict[str, int]:
         """Receive all tensors and load them. Returns the checksum of each as it arrived."""

@@ -1,6 +1,7 @@
 """The driver's handle on the learner ranks."""
 
 import asyncio
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agent_train.cluster.files import RunFiles
 from agent_train.cluster.lost import LostError
 from agent_train.cluster.network import node_address
 from agent_train.cluster.placement import learner_devices, rank_room
@@ -31,6 +33,7 @@ from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferEr
 # A rank that dies breaks the others' collectives, and their errors may come first. This long the cause is waited for.
 CAUSE_SECONDS = 15.0
 STATE_POLL_SECONDS = 0.1
+UNAVAILABLE_SECONDS = 1.0  # until a rank is asked again
 
 # The batch of each rank, and references into the object store that give it to an actor.
 Shipped = tuple[list[RankBatch], list[Any]]
@@ -76,6 +79,14 @@ def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
 
 
 class _Actor(LearnerWorker):
+    @ray.method(concurrency_group="beside")
+    def wait(self) -> None:
+        """Never return: who waits learns when this process ends, also while no other call is made."""
+        threading.Event().wait()
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
     def open_store_here(self) -> tuple[str, int]:
         host = str(ray.util.get_node_ip_address())
         return host, self.open_store(host)
@@ -100,6 +111,9 @@ class Learner:
         self._manifest: list[TensorInfo] = []
         self._cost = TOKENS
         self._ship = ship or shipping(config)
+        self.files = RunFiles()  # knows which nodes lack the run folder, in which all is written
+        self._nodes: list[str] = []  # of each rank
+        self._saving: list[str] = []
         self._ended = ""
         self._failure: type[LearnerError] = LearnerError  # of each call after the end
 
@@ -122,7 +136,8 @@ class Learner:
         world = config.learner.workers
         gpus = _gpus(config)
         room = rank_room(config, gpus)
-        make = ray.remote(max_restarts=0, num_gpus=room.gpus, num_cpus=room.cpus)(_Actor)
+        held = {"num_gpus": room.gpus, "num_cpus": room.cpus}
+        make = ray.remote(max_restarts=0, concurrency_groups={"beside": 1}, **held)(_Actor)
         arguments = (world, config, "cuda" if gpus else "cpu", role)
         places: list[dict[str, Any]] = [{} for _ in range(world)]
         if bundles is not None:
@@ -133,6 +148,7 @@ class Learner:
             ((host, port),) = await learner._call("open_store_here", [()], "open the store of rank 0")
             learner._cost = model_cost(model_dir)
             learner._manifest = await learner._on_all("start", host, port, _absolute(model_dir))
+            learner._nodes = await learner._call("node", [()] * world)
         except BaseException:
             learner.close()
             raise
@@ -263,21 +279,28 @@ class Learner:
     async def save(self, folder: str | Path) -> None:
         """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
         await self._on_all("save", _absolute(folder))
+        await self.files.share(_absolute(folder), self._nodes[:1])
 
     async def save_adapter(self, folder: str | Path) -> dict[str, int]:
         """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
-        return await self._on_all("save_adapter", _absolute(folder))
+        sums: dict[str, int] = await self._on_all("save_adapter", _absolute(folder))
+        await self.files.share(_absolute(folder), self._nodes[:1])
+        return sums
 
     async def save_weights(self, folder: str | Path, whole: bool) -> dict[str, int]:
         """Write the weights, or how they changed, for an engine to read; the checksum of each by name. See the worker's."""
-        return await self._on_all("save_weights", _absolute(folder), whole)
+        sums: dict[str, int] = await self._on_all("save_weights", _absolute(folder), whole)
+        await self.files.share(_absolute(folder), self._nodes[:1])
+        return sums
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it; returns with the copies made, see `state_saved`.
 
         A Hugging Face folder of the same weights is written to `export`.
         """
-        await self._on_all("save_state", _absolute(folder), None if export is None else _absolute(export))
+        folders = _absolute(folder), None if export is None else _absolute(export)
+        self._saving = [each for each in folders if each is not None]
+        await self._on_all("save_state", *folders)
 
     async def state_saved(self) -> str:
         """Wait until what `save_state` began is written: "" where it went well, else what failed. Never raises for that."""
@@ -287,13 +310,38 @@ class Learner:
             refs = [actor.state_saved.remote() for actor in self.actors]
             said = await asyncio.gather(*(asyncio.wrap_future(r.future()) for r in refs), return_exceptions=True)
             failures = sorted((answer for answer in said if answer), key=lambda each: isinstance(each, BaseException))
-            if failures or None not in said:
-                return str([*failures, ""][0]).split("\n")[0]
+            if failures:
+                return str(failures[0]).split("\n")[0]
+            if None not in said:
+                return await self._bring_state()
             await asyncio.sleep(STATE_POLL_SECONDS)
+
+    async def _bring_state(self) -> str:
+        """Move here what ranks wrote elsewhere; "" where it went well, else why not."""
+        try:
+            for folder in self._saving:
+                await self.files.bring(folder, set(self._nodes))
+        except (OSError, RuntimeError) as error:
+            return str(error)
+        return ""
 
     async def load_state(self, folder: str | Path) -> None:
         """Go on from what `save_state` wrote, on any number of ranks. Raises LearnerError if the folder is of another model."""
+        await self.files.give(_absolute(folder))
         await self._on_all("load_state", _absolute(folder))
+        await self.files.forget(_absolute(folder))
+
+    async def watch(self) -> None:
+        """Raise RankLostError when a rank dies, until cancelled: a rollout may call none for long."""
+        ends = [asyncio.create_task(_end_of(actor)) for actor in self.actors]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended:  # else a call has noticed
+                raise self._failed("watch", ends)
+        finally:
+            for end in ends:
+                end.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks it as seen
+                end.cancel()
 
     def close(self) -> None:
         """Kill the ranks. May be called twice."""
@@ -344,6 +392,15 @@ class Learner:
         failure = self._failure(f"{self._name}: {what}: rank {rank} {'died' if died else 'failed'}: {_reason(error)}")
         failure.__cause__ = error
         return failure
+
+
+async def _end_of(actor: Any) -> None:
+    """Raise RayActorError when an actor is dead for good, and not merely out of reach."""
+    while True:
+        try:
+            await asyncio.wrap_future(actor.wait.remote().future())
+        except ActorUnavailableError:
+            await asyncio.sleep(UNAVAILABLE_SECONDS)
 
 
 def _reason(error: BaseException) -> str:

@@ -115,9 +115,10 @@ class EnvWorkers:
         try:
             free = f"{ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster"
             node = await _within(actor.where.remote(), PLACE_SECONDS, f"env worker {number} found no place ({free})")
-            # A session waits while the engine answers.
-            patience = max(ServiceLimits().idle_seconds, 2 * self.config.engine.request_timeout)
-            limits = ServiceLimits(idle_seconds=patience)
+            # A session waits while the engine answers, and before while a server starts, the learner learns and weights load.
+            engine = self.config.engine
+            patience = engine.request_timeout + engine.start_timeout + self.config.learner.timeout
+            limits = ServiceLimits(idle_seconds=ServiceLimits().idle_seconds + patience)
             step = self.config.env.step_timeout
             start = actor.start.remote(self.spec, self.token, limits, step, self.most, home, told)
             self.urls[number] = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
@@ -132,7 +133,7 @@ class EnvWorkers:
         while True:
             try:
                 await self.actors[number].wait.remote()
-            except RayError as error:
+            except Exception as error:  # of Ray, or of what nobody thought of: the run needs a worker in any case
                 self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {first_line(error)}")
             before, rest = self.urls[number], FIRST_REST
             while not await self._started(number):
@@ -144,8 +145,8 @@ class EnvWorkers:
     async def _started(self, number: int) -> bool:
         try:
             await self._start(number)
-        except (PlacementError, LostError) as error:
-            log.warning("%s", error)
+        except Exception as error:
+            log.warning("env worker %d did not start again: %r", number, error)
             self._kill(number)
             return False
         return True

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import logging
 from collections.abc import Sequence
 
 from agent_train.engine.base import Engine, Load
@@ -10,6 +11,8 @@ from agent_train.report.timeline import LOOP, Timeline
 
 LOW, HIGH = 0.6, 0.9  # shares of a key-value cache: below there is room for more episodes, above for fewer
 SECONDS = 1.0  # between two looks at the load
+
+log = logging.getLogger(__name__)
 
 
 class Places:
@@ -89,7 +92,11 @@ async def follow_load(places: Places, most: int, engine: Engine, timeline: Timel
     """Fit the places to the load, every second, until cancelled. They begin as a quarter of `most`."""
     places.size = max(1, most // 4)
     while True:
-        loads = await engine.loads()
+        try:
+            loads = await engine.loads()
+        except Exception as error:  # nothing is known, and the run goes on
+            log.warning("the load of the engine is not known: %r", error)
+            loads = []
         places.size = fitting(places.size, places.taken, most, loads)
         timeline.count(LOOP, "places", places.size)
         for number, load in enumerate(loads):

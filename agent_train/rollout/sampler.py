@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_train.config.schema import MemoryConfig
-from agent_train.engine.base import Completion, Engine, Sampling
+from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
 from agent_train.rollout.journal import DivergedError, Journal, JournalTurn
 from agent_train.rollout.memory import SummaryMemory
 from agent_train.rollout.places import Places
@@ -162,7 +162,7 @@ class Sampler:
         its last one fails, so its episode is tried again from the start, without the journal's turns.
 
         Raises:
-            EngineError: an episode failed because the engine is dead.
+            EngineError: an episode failed because the engine is dead, or all did and it lost a part meanwhile (EngineLostError).
         """
         batch = len(tasks) * self.group_size
         episodes = []
@@ -229,6 +229,7 @@ class Sampler:
                     self.engine.open_session()
             return await self.play(*given, **more)
 
+        losses = await self.engine.losses()
         trajectories = await run_many(
             self.make_env,
             make_policy,
@@ -239,7 +240,13 @@ class Sampler:
             play=play,
             place=place,
         )
-        # Episodes fail separately; their common cause may be a dead engine.
-        if any(trajectory.failed for trajectory in trajectories):
-            await self.engine.live()
+        await self._raise_common_cause([t for t in trajectories if t.failed], len(trajectories), losses)
         return trajectories
+
+    async def _raise_common_cause(self, failed: Sequence[Trajectory], played: int, losses: int) -> None:
+        """Raise EngineError if the engine is dead, or EngineLostError if every episode failed and it has had more losses since."""
+        if failed:
+            await self.engine.live()
+        if failed and len(failed) == played and (lost := await self.engine.losses() - losses):
+            parts = f"while the engine lost {lost} of its parts"
+            raise EngineLostError(f"none of {played} episodes ended well {parts}; the first error: {failed[0].error}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent_train.cluster.network import check_files
-from agent_train.cluster.placement import own_ray_cpus, ranks_that_fit
+from agent_train.cluster.files import RunFiles
+from agent_train.cluster.placement import PlacementError, own_ray_cpus, parts_asked, parts_that_fit
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.schema import Config
 from agent_train.learner.actor_group import Learner
@@ -24,6 +24,7 @@ class TrainerContext:
 
     config: Config
     folder: RunFolder
+    files: RunFiles
     tracker: Tracker
     learners: Sequence[Learner]  # what a checkpoint holds, the trained model first
     checkpoints: Checkpoints
@@ -43,6 +44,10 @@ class TrainerContext:
     async def watch(self) -> None:
         """Run beside the steps, until cancelled; an error ends the training."""
 
+    def roles(self) -> Sequence[Learner]:
+        """All whose ranks the run needs."""
+        return self.learners
+
     async def save(self, progress: Progress) -> None:
         await self.checkpoints.save(progress, {learner.role: learner for learner in self.learners})
 
@@ -51,9 +56,11 @@ async def train(context: TrainerContext) -> None:
     """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
     try:
         async with asyncio.TaskGroup() as beside:
-            watching = beside.create_task(context.watch())
+            watches = [context.watch, context.files.watch, *(role.watch for role in context.roles())]
+            watching = [beside.create_task(watch()) for watch in watches]
             await _take_steps(context)
-            watching.cancel()
+            for watch in watching:
+                watch.cancel()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
 
@@ -97,25 +104,48 @@ def find_model(config: Config, folder: RunFolder, tracker: Tracker, texts: Calla
     return target
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A run in its cluster: its settings there, the vLLM servers that start first, and the way of its files."""
+
+    config: Config
+    servers: int
+    files: RunFiles
+
+
 async def join_cluster(
-    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, resumes: bool, stack: AsyncExitStack
-) -> Config:
-    """Start or join Ray. The settings as they are, or of a run that resumes with as many ranks as the cluster still has room for."""
+    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+) -> Joined:
+    """Start or join Ray. A run that began before goes on with as many parts as the cluster still has room for."""
     import ray
 
     tracker.phase("starting Ray")
     await start_ray(own_ray_cpus(config), stack)
-    await check_files({"trainer.runs_dir": folder.config, "model.path": model_dir / "config.json"})
-    asked, fitting = config.learner.workers, ranks_that_fit(config, ray.cluster_resources())
-    if not resumes or fitting == asked:
-        return config
-    tracker.note(f"learner.workers={asked}: the cluster has room for {fitting}, and the run goes on with these")
-    return replace(config, learner=replace(config.learner, workers=fitting))
+    given = [each for each in (model_dir, folder.start) if folder.path in each.parents and each.is_dir()]
+    files = RunFiles(folder.path, model_dir, given, tracker.note)
+    await files.look()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    asked, fitting = parts_asked(config), parts_that_fit(config, nodes)
+    if fitting is None:
+        there = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in ("CPU", "GPU"))
+        raise PlacementError(
+            f"the cluster has {there}, no room for a rank, a server and an environment worker: add nodes"
+        )
+    if fitting != asked:
+        room = f"the cluster has room for {fitting.of(asked)}"
+        if not folder.began_before():
+            raise PlacementError(f"{room}: ask for less, or add nodes")
+        tracker.note(f"{room}, and the run goes on with these")
+    config = replace(config, learner=replace(config.learner, workers=fitting.ranks))
+    config = replace(config, env=replace(config.env, workers=fitting.env_workers))
+    if config.engine.placement == "colocated":  # a server has its place beside a rank
+        config = replace(config, engine=replace(config.engine, replicas=fitting.servers))
+    return Joined(config, fitting.servers, files)
 
 
 @asynccontextmanager
 async def open_parts(
-    config: Config,
+    joined: Joined,
     folder: RunFolder,
     tracker: Tracker,
     checkpoint: Checkpoint | None,
@@ -123,11 +153,20 @@ async def open_parts(
     steps: int,
 ) -> AsyncIterator[dict[str, Any]]:
     """The fields of `TrainerContext`. The state of `checkpoint`, if there is one, is loaded into the learners."""
+    config = joined.config
+    for learner in learners:
+        learner.files = joined.files
     if checkpoint is not None:
         tracker.phase("loading the checkpoint", checkpoint.path.name)
         await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
     trainer, timeout = config.trainer, config.learner.timeout
     saving = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed, trainer.dump)
     async with saving as checkpoints:
-        parts = {"config": config, "folder": folder, "tracker": tracker, "checkpoints": checkpoints}
+        parts = {
+            "config": config,
+            "folder": folder,
+            "files": joined.files,
+            "tracker": tracker,
+            "checkpoints": checkpoints,
+        }
         yield parts | {"learners": learners, "steps": steps, "resumed": checkpoint and checkpoint.progress}

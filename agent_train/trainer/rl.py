@@ -23,7 +23,7 @@ from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
-from agent_train.learner.actor_group import LearnerError, shared_devices
+from agent_train.learner.actor_group import Learner, shared_devices
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
@@ -39,7 +39,7 @@ from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, join_cluster, open_parts
+from agent_train.trainer.loop import Joined, TrainerContext, find_model, join_cluster, open_parts
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import demonstrations, warm_start
 from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
@@ -51,7 +51,6 @@ from agentgym.rollout.episode import Limits
 from agentgym.service.client.lookup import held
 
 CLOSE_SECONDS = 5.0
-REFIT_SECONDS = 5.0  # until a refit that failed is tried again
 TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
@@ -113,6 +112,9 @@ class RlContext(TrainerContext):
         self.tracker.train_step(replace(metrics, pools=pools, journal_turns=again, diverged=diverged))
         return progress
 
+    def roles(self) -> list[Learner]:
+        return [role for role in vars(self.models).values() if isinstance(role, Learner)]
+
     async def save(self, progress: Progress) -> None:
         learners = {learner.role: learner for learner in self.learners}
         await self.checkpoints.save(progress, learners, self.draws.state())
@@ -130,14 +132,9 @@ class RlContext(TrainerContext):
         """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
         while True:
             await self.engine.stale()
-            try:
-                async with self.weights:
+            async with self.weights:
+                if self.engine.lacks_weights:  # else a step has sent newer ones
                     await self.sync(self.engine.version)
-            except LearnerError:  # steps that wait for this part would not learn of it
-                raise
-            except RuntimeError as error:
-                self.tracker.note(f"a new part of the engine did not get its weights: {error}")
-                await asyncio.sleep(REFIT_SECONDS)
 
     async def sync(self, version: int) -> int:
         """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
@@ -336,7 +333,8 @@ async def open_rl(
     await asyncio.to_thread(check_vocabularies, config, model_dir)
     renderer = await asyncio.to_thread(Renderer.of_folder, model_dir)
     async with AsyncExitStack() as stack:
-        config = await join_cluster(config, folder, model_dir, tracker, checkpoint is not None, stack)
+        joined = await join_cluster(config, folder, model_dir, tracker, stack)
+        config = joined.config
         make_env: Callable[[], Env] = spec.make
         if config.env.placement == "ray":
             tracker.phase("placing environments")
@@ -345,8 +343,8 @@ async def open_rl(
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
-        engine, models = await _start_parts(config, folder, model_dir, tracker, stack)
-        sampler, trainer = _sampler(config, make_env, engine, renderer), config.trainer
+        engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
+        sampler, trainer = sampler_of(config, make_env, engine, renderer), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
 
@@ -359,7 +357,7 @@ async def open_rl(
             stack.callback(asyncio.create_task(following).cancel)
         stack.push_async_callback(rollouts.close)
         learners = [models.policy, *learning_beside(config, models)]
-        opening = open_parts(config, folder, tracker, checkpoint, learners, config.trainer.steps)
+        opening = open_parts(joined, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
             **await stack.enter_async_context(opening),
             engine=engine,
@@ -373,10 +371,9 @@ async def open_rl(
         )
 
 
-def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
-    # In a deterministic run of the embedded engine a request waits for a batch of all episodes, whose calls have their own limits.
-    waits_for_all = config.engine.name == "embedded" and config.trainer.deterministic
-    act_timeout = None if waits_for_all else config.engine.request_timeout
+def sampler_of(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
+    # An engine limits its answers itself, without the time in which a request waits for a new server, say.
+    limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
     return Sampler(
         make_env,
         engine,
@@ -385,19 +382,20 @@ def _sampler(config: Config, make_env: Callable[[], Env], engine: Engine, render
         group_size=config.algorithm.group_size,
         seed=config.trainer.seed,
         concurrency=config.engine.max_concurrent * config.engine.servers,
-        limits=Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=act_timeout),
+        limits=limits,
         play=rollouts.load(config.env.rollout),
         memory=config.memory,
     )
 
 
 async def _start_parts(
-    config: Config, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+    joined: Joined, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
 ) -> tuple[Engine, Models]:
     """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
 
     A colocated engine starts first and gives its memory back, since both want the same.
     """
+    config = joined.config
 
     async def open_engine(**placed: Any) -> Engine:
         engine: Engine = await engines.load(config.engine.name)(
@@ -423,7 +421,8 @@ async def _start_parts(
         return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles)
     try:
         async with asyncio.TaskGroup() as parts:
-            engine = parts.create_task(open_engine())
+            few = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
+            engine = parts.create_task(open_engine(**few))
             models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None

@@ -26,7 +26,7 @@ from typing import Any
 
 from agent_train.config.compose import to_yaml
 from agent_train.config.schema import Config
-from agentgym.storage.files import write_json, write_text
+from agentgym.storage.files import read_object, write_json, write_text
 
 PACKAGES = (
     "agentgym-toolkit",
@@ -61,6 +61,10 @@ class RunFolder:
         self.make_folders()
         write_text(self.config, to_yaml(config))
         write_json(self.versions, versions(command))
+
+    def began_before(self) -> bool:
+        """Whether a start, or a loss, came before this one."""
+        return bool(read_object(self.versions).get("resumed"))
 
     def make_folders(self) -> None:
         for folder in (self.trajectories, self.checkpoints, self.logs, self.turns):

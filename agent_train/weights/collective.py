@@ -27,6 +27,14 @@ _ALIGNMENT = 16
 _CPU_BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24  # words of one step of `checksum`
 
 
+class MissingError(WeightTransferError):
+    """Ranks of a group, `missing`, did not come, for no fault of the one that waited."""
+
+    def __init__(self, message: str, missing: list[int]):
+        super().__init__(message)
+        self.missing = missing
+
+
 @dataclass
 class WeightGroup:
     """A joined group. `device` is where buckets live while they are sent: the CPU with gloo."""
@@ -60,10 +68,11 @@ def make_group(
 ) -> WeightGroup:
     """Join the group as `rank`; returns when all `address.world_size` ranks have joined.
 
-    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises WeightTransferError if the
-    others did not come in time, or the port is taken.
+    `device` is of this rank's tensors. `transfer_seconds` is the limit of one bucket. Raises MissingError if others did not come
+    in time, WeightTransferError if this rank cannot join: the port is taken, say.
     """
     device = torch.device(device)
+    here = f"{address.host}:{address.port} within {connect_seconds:g} s"
     try:
         store = distributed.TCPStore(
             address.host,
@@ -75,13 +84,21 @@ def make_group(
         )
         own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
         store.set(f"device/{rank}", own)
-        devices = [store.get(f"device/{other}").decode() for other in range(address.world_size)]
-        backend = pick_backend(devices)
+        keys = [f"device/{other}" for other in range(address.world_size)]
+        try:
+            store.wait(keys, timedelta(seconds=connect_seconds))
+        except distributed.DistStoreError as error:
+            missing = [other for other, key in enumerate(keys) if not store.check([key])]
+            told = f"weight group: ranks {missing} did not come to rank {rank} of {address.world_size} at {here}"
+            raise MissingError(f"{told}. Check that they were started.", missing) from error
+        backend = pick_backend([store.get(key).decode() for key in keys])
         process_group = _process_group(backend, store, address, rank, transfer_seconds)
+    except WeightTransferError:
+        raise
     except (RuntimeError, ValueError, OSError) as error:
         raise WeightTransferError(
-            f"weight group: rank {rank} of {address.world_size} could not join at {address.host}:{address.port} within "
-            f"{connect_seconds:g} s: {first_line(error)}. Check that every rank was started and that the port is free."
+            f"weight group: rank {rank} of {address.world_size} could not join at {here}: {first_line(error)}. "
+            "Check that every rank was started and that the port is free."
         ) from error
     where = device if backend == "nccl" else torch.device("cpu")
     return WeightGroup(process_group, store, rank, address.world_size, backend, where)

@@ -16,9 +16,11 @@ from typing import Protocol, TypeVar, cast
 
 from agent_train.cluster.lost import LostError
 from agent_train.config.schema import first_line
+from agent_train.engine.base import EngineError, EngineLostError
 
 T = TypeVar("T")
 U = TypeVar("U")
+TRIES = 5
 # vLLM reads an adapter anew when it has dropped it: the newest, and the one before while requests with it end.
 KEPT = 2
 
@@ -29,7 +31,7 @@ class WeightSyncError(RuntimeError):
     """The engine's weights differ from those that the learner sent."""
 
 
-class WeightTransferError(RuntimeError):
+class WeightTransferError(LostError):
     """Weights did not arrive: a rank did not join, the two sides disagree, or the transfer took too long."""
 
 
@@ -120,40 +122,55 @@ class FileReceiver(Losing, Protocol):
 async def sync(learner: Sender, engine: Receiver, version: int) -> int:
     """Move the learner's weights into the engine as `version`, by broadcast. Returns one checksum of all tensors together.
 
-    The weight group is made where there is none yet, and anew without a part of the engine that died. Raises
-    WeightSyncError if a tensor's checksum differs.
+    The weight group is made where there is none yet, anew without a part of the engine that died, and once more if the transfer
+    failed and no part is to blame. Raises WeightSyncError if a tensor's checksum differs, EngineLostError if the weights cannot be
+    sent.
     """
 
-    async def move() -> tuple[dict[str, int], dict[str, int]]:
+    async def move(anew: bool = False) -> tuple[dict[str, int], dict[str, int]]:
         await engine.live()  # a part that is being started again is waited for: a group needs a receiver
-        if not engine.connected:
+        if anew or not engine.connected:
             address = await learner.weight_address(engine.receivers)
             await _both(learner.connect_weights(address), engine.connect_weights(address))
         return await _both(learner.send_weights(), engine.receive_weights(learner.manifest(), version))
 
-    sent, arrived = await _unless_lost(engine, move)
-    return _checked(sent, arrived, f"weight sync to version {version}")
+    what = f"weight sync to version {version}"
+    try:
+        sent, arrived = await _unless_lost(engine, move)
+    except EngineLostError:
+        raise
+    except (EngineError, WeightTransferError) as error:
+        log.warning("%s: weights are sent again, by a new group: %s", what, first_line(error))
+        try:
+            sent, arrived = await _unless_lost(engine, lambda: move(anew=True))
+        except (EngineError, WeightTransferError) as twice:
+            raise EngineLostError(f"{what} failed twice: {twice}") from twice
+    return _checked(sent, arrived, what)
 
 
 async def _both(learner: Awaitable[T], engine: Awaitable[U]) -> tuple[T, U]:
     """The results of both sides, which end together. A loss goes first: it is the cause; then the engine's failure: it says more."""
     ended = await asyncio.gather(engine, learner, return_exceptions=True)
-    for end in sorted(ended, key=lambda each: not isinstance(each, LostError)):
+    for end in sorted(ended, key=lambda each: not isinstance(each, LostError) or isinstance(each, WeightTransferError)):
         if isinstance(end, BaseException):
             raise end
     return cast("T", ended[1]), cast("U", ended[0])
 
 
 async def _unless_lost(engine: Losing, move: Callable[[], Awaitable[T]]) -> T:
-    """The result of `move`, tried again for each part of the engine that died meanwhile."""
-    while True:
+    """The result of `move`, tried again if parts of the engine died meanwhile; EngineLostError if they do each time."""
+    for _ in range(TRIES):
         losses = await engine.losses()
         try:
             return await move()
         except (RuntimeError, ValueError) as error:
             if await engine.losses() == losses:
                 raise
+            failure = error
             log.warning("weights are sent again, since a part of the engine died: %s", first_line(error))
+    raise EngineLostError(
+        f"at each of {TRIES} attempts to send weights a part of the engine died: {failure}"
+    ) from failure
 
 
 async def sync_adapter(learner: Sender, engine: FileReceiver, folder: Path, version: int) -> int:

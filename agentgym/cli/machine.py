@@ -33,7 +33,7 @@ def add_doctor(commands: argparse._SubParsersAction) -> None:
     doctor.add_argument(
         "--cluster", action="store_true", help="check the nodes of the Ray cluster that RAY_ADDRESS names instead"
     )
-    shared = "with --cluster: the folder that all nodes should share (default: runs)"
+    shared = "with --cluster: the folder that all nodes should share, as those of runs (default: runs)"
     doctor.add_argument("--shared", type=Path, default=Path("runs"), metavar="DIR", help=shared)
     set_run(doctor, _doctor, "as JSON")
 
@@ -73,16 +73,17 @@ def _doctor_of_cluster(args: argparse.Namespace) -> int:
     examine_cluster = importlib.import_module("agent_train.cluster.doctor").examine_cluster
     with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes
         nodes, problems = examine_cluster(address, args.shared.absolute())
+    broken = any(problem.state == "broken" for problem in problems)
     if args.json:
-        print_json({"ok": not problems, "nodes": list(map(asdict, nodes)), "problems": list(map(asdict, problems))})
-        return int(bool(problems))
+        print_json({"ok": not broken, "nodes": list(map(asdict, nodes)), "problems": list(map(asdict, problems))})
+        return int(broken)
     if nodes:
         rows = [(node.address, *node.versions.values(), "; ".join(node.gpus) or "none", node.clock) for node in nodes]
         print_rows(("node", *nodes[0].versions, "GPUs", "clock ahead"), rows)
     for problem in problems:
-        print(f"{problem.name}: {problem.text}\n  -> {problem.todo}")
+        print(f"{problem.state}: {problem.name}: {problem.text}\n  -> {problem.todo}")
     print(f"problems: {len(problems)}" if problems else "no problem found", flush=True)
-    return int(bool(problems))
+    return int(broken)
 
 
 def add_sandbox(commands: argparse._SubParsersAction) -> None:

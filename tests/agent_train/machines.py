@@ -11,10 +11,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from agent_train.cluster.network import INTERFACE_VARIABLES
 
 PORT = 6379
-START_SECONDS = 60.0
+OBJECTS_PORT = 8076  # of Ray's object store, on each
+START_SECONDS = 240.0
 RAY = Path(sys.executable).with_name("ray")
 _numbers = itertools.count()
 
@@ -84,23 +87,32 @@ class Machines:
         head = f"{self.address(0)}:{PORT}"
         words = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
         words += [f"--node-ip-address={self.address(number)}", f"--num-cpus={cpus}", "--disable-usage-stats", "--block"]
+        # What no test needs takes seconds to start: the autoscaler, and what passes lines of logs on.
+        words += [f"--object-manager-port={OBJECTS_PORT}", "--no-monitor", "--include-log-monitor=false"]
         if number == 0:
             words += [f"--temp-dir={self.folder}"]
-        path = self.folder.parent / f"{self.name(number)}.log"
-        with path.open("wb") as log:
-            # `ip netns exec` gives a process its own mounts, too.
-            start = ["sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(own_disk)]
-            command = self.command(number, *(start if number else ()), str(RAY), "start", *words)
-            self.nodes.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
-            )
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{self.name(number)}.log"
+        # `ip netns exec` gives a process its own mounts, too.
+        start = ["sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(own_disk)]
+        command = self.command(number, *(start if number else ()), str(RAY), "start", *words)
         end = time.monotonic() + START_SECONDS
-        while b"Ray runtime started." not in path.read_bytes():
+        # Ray gives up after half a minute, which a busy machine may take.
+        while not self._started(number, command, path):
             if time.monotonic() > end:
-                raise TimeoutError(
-                    f"Ray on machine {number} has not started after {START_SECONDS:g} s: {path.read_text()}"
-                )
+                raise TimeoutError(f"Ray has not started on machine {number}: {path.read_text()}")
+            self.kill(number)
+
+    def _started(self, number: int, command: list[str], path: Path) -> bool:
+        """Start a process, and wait until it says that Ray runs, or ends."""
+        with path.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
+        self.nodes[number:] = [process]
+        while b"Ray runtime started." not in path.read_bytes():
+            if process.poll() is not None:
+                return False
             time.sleep(0.1)
+        return True
 
     def wait_for_nodes(self, count: int) -> None:
         ask = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
@@ -113,12 +125,32 @@ class Machines:
                 return
         raise TimeoutError(f"there are no {count} Ray nodes after {START_SECONDS:g} s: {done.stderr[-2000:]}")
 
+    def processes(self, number: int) -> list[psutil.Process]:
+        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
+        return [psutil.Process(int(pid)) for pid in listed.stdout.split() if psutil.pid_exists(int(pid))]
+
+    def runs(self, number: int, *titles: str) -> bool:
+        """Whether a machine has processes of all these titles."""
+        lines = []
+        for process in self.processes(number):
+            with contextlib.suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        return all(any(title in line for line in lines) for title in titles)
+
     def kill(self, number: int) -> None:
         """SIGKILL every process of a machine."""
-        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
-        for pid in listed.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
+        for process in self.processes(number):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def cut(self, number: int) -> None:
+        """Take a machine's cable out: nothing reaches it, and nobody is told that a connection has ended."""
+        ip("link", "set", f"{self.mark}v{number}", "down")
+
+    def read(self, number: int, path: Path) -> str:
+        """A file as a machine sees it, or nothing if it is not there."""
+        own = ["nsenter", f"--mount=/proc/{self.nodes[number].pid}/ns/mnt", "cat", str(path)]
+        return subprocess.run(own, check=False, capture_output=True, text=True, timeout=30).stdout
 
     def close(self) -> None:
         for number in range(len(self.nodes)):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_clock import with_fake_clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import group
@@ -22,20 +23,6 @@ from agent_train.trainer.schedule import derive_seed
 from agentgym.core.tasks import Task, TaskSet
 
 PER_STEP = 3
-
-
-class FakeClock(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer as soon as nothing else is to do."""
-
-    now = 0.0
-
-    def time(self):
-        return self.now
-
-    def _run_once(self):
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
 
 
 class Run:
@@ -79,11 +66,6 @@ class Run:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             assert not others, "what was begun and not taken has ended"
         return taken
-
-
-def with_fake_clock(coroutine):
-    with asyncio.Runner(loop_factory=FakeClock) as runner:
-        return runner.run(coroutine), runner.get_loop().now
 
 
 durations = st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12)

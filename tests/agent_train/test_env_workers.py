@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,9 +18,11 @@ from agent_train.cluster.placement import PlacementError, env_workers_wanted, ow
 from agent_train.config.compose import compose
 from agent_train.config.schema import ConfigError
 from agent_train.config.validation import env_spec, validate
-from agent_train.rollout.env_workers import placed_env
+from agent_train.rollout import env_workers
+from agent_train.rollout.env_workers import EnvWorkers, placed_env
 from agentgym.policies.base import ExpertPolicy
 from agentgym.rollout.episode import Episode, run_many
+from agentgym.service.client.balance import pool_of
 
 SECONDS = 120.0
 
@@ -149,6 +152,46 @@ def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster)
     assert what_happened(first) == what_happened(second) == local
     assert before[0] != after[0]
     assert f"env worker 0 at {before[0]} died and is placed again" in notes[0]
+
+
+def test_a_worker_is_placed_again_whatever_the_first_tries_to_do_so_fail_with(monkeypatch, caplog):
+    """The actors are doubles, since Ray's do not fail so when they are asked."""
+    monkeypatch.setattr(env_workers, "FIRST_REST", 0.01)
+    notes, tries = [], iter([KeyError("CPU"), PlacementError("no room"), None])
+    ended = asyncio.Event()
+
+    async def wait():
+        await ended.wait()
+        raise RuntimeError("a bug")
+
+    class Workers(EnvWorkers):
+        async def _start(self, number):
+            if failure := next(tries):
+                raise failure
+            self.urls[number] = "http://new"
+            ended.clear()
+
+        def _kill(self, number):
+            pass
+
+    async def keep():
+        workers = Workers(settings(), None, notes.append, most=1)
+        workers.actors[0] = SimpleNamespace(wait=SimpleNamespace(remote=wait))
+        workers.urls[0], workers.first = "http://old", ("http://old",)
+        keeping = asyncio.create_task(workers.keep(0))
+        ended.set()
+        while len(notes) < 2:
+            await asyncio.sleep(0.01)
+        assert not keeping.done()
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(keep(), 20))
+    assert notes == [
+        "env worker 0 at http://old died and is placed again: a bug",
+        "env worker 0 is back, at http://new",
+    ]
+    assert "KeyError('CPU')" in caplog.text
+    assert [server.url for server in pool_of(("http://old",)).servers] == ["http://new"]
 
 
 @pytest.mark.ray

@@ -20,7 +20,7 @@ from agent_train.config.extensions import engines
 from agent_train.config.schema import EngineConfig
 from agent_train.engine import external
 from agent_train.engine.base import EngineError, EngineLostError, Sampling
-from agent_train.engine.external import SglangEngine
+from agent_train.engine.external import OpenAIEngine, SglangEngine
 from agent_train.engine.http import ask, open_client, post
 from agent_train.report.metrics import read_metrics
 from agent_train.weights.files import WHOLE, WeightCopy
@@ -105,7 +105,15 @@ def untied_dir(model_dir, tmp_path_factory):
 @pytest.fixture(scope="module")
 def vllm_url(untied_dir, tmp_path_factory):
     """A vLLM server as its users start it, with none of our code but the guard of its key."""
-    arguments = ("--dtype", "float32", "--max-num-seqs", "16", "--logprobs-mode", "processed_logprobs")
+    arguments = (
+        "--dtype",
+        "float32",
+        "--max-num-seqs",
+        "16",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--enable-scale-out",
+    )
     log, cache = tmp_path_factory.mktemp("vllm") / "vllm.log", {"context": MAX_LEN, "kv_cache_bytes": 32 << 20}
     given = {"key": KEY, "arguments": arguments, "environment": {"VLLM_SERVER_DEV_MODE": "1"}}
     server = VllmServer(VllmOptions(untied_dir, "policy", str(log), gpu=False, **cache, **given))
@@ -113,11 +121,13 @@ def vllm_url(untied_dir, tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture(params=["sglang", pytest.param("openai", marks=pytest.mark.vllm)])
+@pytest.fixture(params=["sglang", *(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("openai", "completions"))])
 def served(request, untied_dir, monkeypatch):
     """The arguments of `with_engine` for a server that has other weights than the run."""
     monkeypatch.setenv("ENGINE_API_KEY", KEY)
-    if request.param == "openai":
+    if request.param != "sglang":
+        if request.param == "completions":  # as of a server that does not tell the weights of each token
+            monkeypatch.setattr(OpenAIEngine, "ids_path", "/nowhere")
         url = request.getfixturevalue("vllm_url")
         yield {"model_dir": untied_dir, "urls": [f"{url}/v1/"], "name": "openai", "start_timeout": 120}
         return
@@ -190,11 +200,15 @@ def test_what_a_run_cannot_use_is_told_at_the_start(served, settings, words, mon
 
 
 @pytest.mark.vllm
-def test_what_others_load_into_a_vllm_server_is_noticed(vllm_url, untied_dir, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_others_load_into_a_vllm_server_is_noticed(vllm_url, untied_dir, tmp_path, monkeypatch, tells) -> None:
     """So is a server that was started again: its weights are named "default"."""
     monkeypatch.setenv("ENGINE_API_KEY", KEY)
+    if not tells:
+        monkeypatch.setattr(OpenAIEngine, "ids_path", "/nowhere")
 
     async def run(engine):
+        assert engine.servers[0].tells_versions == tells
         await send(engine, weights_of(untied_dir), tmp_path, 1)
         async with open_client(KEY) as other:
             assert (await ask(other, vllm_url, "/weight_info", 5, "asking"))["weight_version"].startswith("1-")
@@ -287,7 +301,11 @@ def test_weights_wait_for_requests_in_flight_and_new_requests_for_the_weights(pa
     with_engine(model_dir, [double.url for double in pair], run)
 
 
-def test_requests_that_do_not_end_stop_the_load_by_the_name_of_their_limit(pair, model_dir, tmp_path) -> None:
+def test_requests_that_do_not_end_stop_the_load_by_the_name_of_their_limit(
+    pair, model_dir, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(external, "IDLE_SECONDS", 0.1)
+
     async def run(engine):
         await send(engine, weights_of(model_dir), tmp_path, 1)
         engine._router.pick([0])  # as one that hangs
@@ -348,6 +366,28 @@ def test_a_server_that_hangs_is_left_out_when_a_turn_has_been_given_up(pair, mod
         pair[0].hangs = False
 
     with_engine(model_dir, [double.url for double in pair], run)
+
+
+def test_one_that_still_hangs_holds_up_no_load_of_weights(pair, model_dir, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(external, "HEALTH_SECONDS", 0.2)
+    monkeypatch.setattr(external, "IDLE_HEALTH_SECONDS", 0.2)
+
+    async def run(engine):
+        await send(engine, weights_of(model_dir), tmp_path, 1)
+        pair[0].hangs = True
+        assert (await engine.generate(PROMPT, Sampling(2), "one")).versions == [1, 1]
+        await asyncio.wait_for(
+            send(engine, weights_of(model_dir), tmp_path, 2), 20
+        )  # of the 600 s that a load may take
+        assert (await engine.generate(PROMPT, Sampling(2), "one")).versions == [2, 2]
+        pair[0].hangs = False
+        await send(engine, weights_of(model_dir), tmp_path, 3)
+
+    with_engine(model_dir, [double.url for double in pair], run, request_timeout=0.5)
+    assert [[folder.name for folder in double.loaded] for double in pair] == [
+        ["000000", "000002"],
+        ["000000", "000001", "000002"],
+    ]
 
 
 def test_a_run_that_has_lost_all_servers_is_told_which_and_what_to_do(pair, model_dir, tmp_path) -> None:

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_train.config.schema import EngineConfig, TinyConfig
+from agent_train.config.schema import Config, EngineConfig, TinyConfig
 from agent_train.data.samples import samples_of
-from agent_train.engine.base import EngineError, Sampling
+from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import Sampler, TokenPolicy, admit
+from agent_train.trainer.rl import sampler_of
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
 from agentgym.core.tasks import Task
@@ -265,3 +266,43 @@ def test_admission_keeps_the_staleness_bound_and_uses_it_fully(data, batch, stal
             assert running, "nothing runs and the batch is not whole: the run would hang"
             running.remove(data.draw(st.sampled_from(sorted(running))))
         assert all(version - begun[i] <= staleness for i in due)
+
+
+class Faulty(Engine):
+    """A double that answers after some time, or fails at each request, and has lost a part before some request."""
+
+    max_model_len = 512
+
+    def __init__(self, seconds=0.0, fails=False, loses_at=None):
+        self.seconds, self.fails, self.loses_at, self.asked = seconds, fails, loses_at, 0
+
+    async def generate(self, prompt_ids, sampling, episode=None):
+        self.asked += 1
+        await asyncio.sleep(self.seconds)
+        if self.fails:
+            raise EngineError("it cannot answer")
+        return Completion([5], [-1.0], [0], "length")
+
+    async def losses(self):
+        return int(self.loses_at is not None and self.asked >= self.loses_at)
+
+
+def test_an_engine_alone_limits_the_time_of_an_answer(renderer):
+    """It knows what of it was spent on a server that died, or on weights."""
+    config = Config()
+    config.engine.request_timeout, config.sampling.max_tokens, config.algorithm.group_size = 0.05, 6, 1
+    sampler = sampler_of(config, lake, Faulty(seconds=0.2), renderer)
+    (group,) = asyncio.run(sampler.collect(tasks(1), 0))
+    assert group.trajectories[0].error is None
+
+
+@pytest.mark.parametrize(("loses_at", "lost"), [(1, True), (0, False), (None, False)])
+def test_if_all_episodes_fail_while_the_engine_loses_a_part_the_run_goes_back(renderer, loses_at, lost):
+    """Not if the loss was before."""
+    engine = Faulty(fails=True, loses_at=loses_at)
+    if lost:
+        with pytest.raises(EngineLostError, match=r"none of 3 episodes .* lost 1 of its parts; .*it cannot answer"):
+            play(engine, renderer, tasks(1))
+        return
+    (group,) = play(engine, renderer, tasks(1))
+    assert all("it cannot answer" in t.error for t in group.trajectories)

@@ -62,11 +62,13 @@ async def a_run(model_dir, saved):
         learner.config = dataclasses.replace(learner.config, algorithm=AlgorithmConfig(updates_per_step=3))
         said["several"] = await learner.update(rows, lr_scale=10.0)
         said["pids"] = [await pid_of(learner, rank) for rank in (0, 1)]
+        watching = asyncio.create_task(learner.watch())
         learner.config = ranks(2, timeout=1.0)
         os.kill(said["pids"][0], signal.SIGSTOP)
         with pytest.raises(RankLostError) as late:
             await learner.save("/nowhere/to/be/written")
         said["late"] = str(late.value)
+        await asyncio.wait_for(watching, 60)  # it tells nothing: the call did
     finally:
         learner.close()
         learner.close()
@@ -140,6 +142,10 @@ async def roles_together(model_dir, begin, rows):
         assert time.monotonic() - started < 120
         with pytest.raises(RankLostError, match=r"^learner: critic: cannot values: rank 0 failed in update_critic"):
             await models.critic.values(rows)
+        watching = asyncio.create_task(models.reference.watch())
+        os.kill(await pid_of(models.reference, 0), signal.SIGKILL)
+        with pytest.raises(RankLostError, match=r"^learner: reference: watch: rank 0 died: ActorDiedError"):
+            await asyncio.wait_for(watching, 60)  # it was asked nothing
         assert await models.policy.logprobs(rows) == said["moved"]
     return said
 

@@ -12,8 +12,8 @@ from agent_train.cluster.placement import (
     gpus_needed,
     learner_devices,
     own_ray_cpus,
+    parts_that_fit,
     rank_room,
-    ranks_that_fit,
 )
 from agent_train.config.schema import Config, EngineConfig
 from agent_train.engine.vllm import server_options, server_room
@@ -84,26 +84,67 @@ def test_a_ray_of_ones_own_has_cpus_for_all_ranks(placement, cpus):
     assert own_ray_cpus(three_roles(placement, workers=40)) == cpus
 
 
+def config_of(**sections):
+    """Settings with these values in their sections."""
+    config = Config()
+    return replace(config, **{name: replace(getattr(config, name), **own) for name, own in sections.items()})
+
+
+def a_node(cpus, gpus=0):
+    return {"CPU": float(cpus), "GPU": float(gpus)} if gpus else {"CPU": float(cpus)}
+
+
 @pytest.mark.parametrize(
-    ("resources", "learner", "fitting"),
+    ("nodes", "learner", "engine", "fitting"),
     [
-        ({"CPU": 3.0}, {"workers": 2}, 2),
-        ({"CPU": 3.0}, {"workers": 8}, 3),
-        ({"CPU": 3.0}, {"workers": 8, "sequence_parallel": 2}, 2),
-        ({"CPU": 1.0}, {"workers": 8, "tensor_parallel": 2}, 8),  # not one replica: what is missing is told elsewhere
-        ({"CPU": 64.0, "GPU": 8.0}, {"workers": 8}, 6),  # beside two servers
-        ({"CPU": 64.0, "GPU": 1.0}, {"workers": 1}, 1),  # an only GPU is shared
+        ([a_node(3)], {"workers": 2}, {"replicas": 2}, (2, 2)),  # without GPUs servers hold nothing
+        ([a_node(2), a_node(1)], {"workers": 8}, {}, (3, 1)),
+        ([a_node(3)], {"workers": 8, "sequence_parallel": 2}, {}, (2, 1)),
+        ([a_node(64, 8)], {"workers": 8}, {"replicas": 8}, (4, 4)),  # one of two nodes is left
+        ([a_node(64, 8)], {"workers": 12}, {"replicas": 4}, (6, 2)),
+        ([a_node(64, 8)], {"workers": 8, "tensor_parallel": 4}, {"replicas": 8}, (4, 4)),
+        ([a_node(64, 8)], {"workers": 2}, {"replicas": 2, "tensor_parallel": 4}, (2, 1)),
+        ([a_node(64, 3), a_node(64, 6)], {"workers": 3}, {"replicas": 2, "tensor_parallel": 4}, (3, 1)),
+        ([a_node(2, 8)], {"workers": 8}, {"replicas": 8}, (2, 6)),  # a rank holds a CPU too
+        ([a_node(64, 2)], {"workers": 8}, {"replicas": 8}, (1, 1)),
+        ([a_node(64, 1)], {"workers": 1}, {}, (1, 1)),  # an only GPU is shared
+        ([a_node(64, 4)], {"workers": 8}, {"replicas": 8, "placement": "colocated"}, (4, 4)),
+        ([a_node(64, 4)], {"workers": 8}, {"name": "embedded"}, (4, 1)),
     ],
 )
-def test_as_many_ranks_as_a_cluster_has_room_for_in_whole_replicas(resources, learner, fitting):
-    config = Config()
-    config.learner = replace(config.learner, **learner)
-    config.engine.replicas = 2 if resources.get("GPU") == 8 else 1
-    assert ranks_that_fit(config, resources) == fitting
+def test_ranks_and_servers_shrink_together_to_what_the_nodes_have_room_for(nodes, learner, engine, fitting):
+    found = parts_that_fit(config_of(learner=learner, engine=engine), nodes)
+    assert (found.ranks, found.servers) == fitting
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sections"),
+    [
+        ([a_node(1)], {"learner": {"workers": 8, "tensor_parallel": 2}}),  # not one whole replica
+        ([a_node(64, 4)], {"engine": {"tensor_parallel": 8}}),
+        ([a_node(64, 2)], {"learner": {"workers": 2, "sequence_parallel": 2}}),  # and no server
+        ([a_node(1)], {"env": {"placement": "ray"}}),
+        ([a_node(1), a_node(1)], {"env": {"placement": "ray", "cpus": 2.0}}),  # on no one node
+    ],
+)
+def test_without_room_for_one_of_each_nothing_fits(nodes, sections):
+    assert parts_that_fit(config_of(**sections), nodes) is None
+
+
+def test_environment_workers_are_left_room_and_shrink_too():
+    def fitting(there, ranks, **env):
+        config = config_of(learner={"workers": ranks}, env={"placement": "ray", **env})
+        return parts_that_fit(config, [a_node(there)])
+
+    assert fitting(4, 4) == (3, 1, 0)  # 0: as many as fit, at least one
+    assert fitting(8, 4, workers=4) == (4, 1, 4)
+    assert fitting(4, 4, workers=4) == (2, 1, 2)
+    assert fitting(4, 2, workers=8, cpus=0.5) == (2, 1, 4)
+    assert fitting(4, 4, workers=4).of(fitting(8, 4, workers=4)) == "learner.workers=2 of 4, env.workers=2 of 4"
 
 
 def test_roles_on_devices_of_their_own_count():
-    assert ranks_that_fit(three_roles("own", workers=4), {"CPU": 7.0}) == 2
+    assert parts_that_fit(three_roles("own", workers=4), [a_node(7)]).ranks == 2
 
 
 @pytest.mark.parametrize("gpus", [1, 4])

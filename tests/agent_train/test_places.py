@@ -163,14 +163,16 @@ def test_long_tailed_episodes_settle_where_the_cache_is_used_and_seldom_overflow
         assert max(adapted) < 1.3
 
 
-def test_a_run_follows_the_load_of_its_engine(monkeypatch):
+def test_a_run_follows_the_load_of_its_engine_whatever_it_fails_with(monkeypatch, caplog):
     monkeypatch.setattr(module, "SECONDS", 0.001)
-    loads = [[], [Load(0, 0.1)], [Load(0, 0.95)]]
+    loads = [[], ValueError("no number"), [Load(0, 0.1)], [Load(0, 0.95)]]
 
     class Replica(Engine):
-        """A double that reports what it is told to."""
+        """A double that reports what it is told to, or cannot be read."""
 
         async def loads(self) -> list[Load]:
+            if isinstance(loads[0], Exception):
+                raise loads[0]
             return loads[0]
 
     async def run() -> None:
@@ -178,6 +180,10 @@ def test_a_run_follows_the_load_of_its_engine(monkeypatch):
         following = asyncio.create_task(follow_load(places, 64, Replica(), Timeline()))
         await asyncio.sleep(0.01)
         assert places.size == 16, "a quarter, while nothing is known"
+        loads.pop(0)
+        await asyncio.sleep(0.01)
+        assert places.size == 16
+        assert "ValueError('no number')" in caplog.text
         slots = [asyncio.create_task(places.take(0)) for _ in range(100)]
         loads.pop(0)
         while places.size < 64:

@@ -13,14 +13,18 @@ from rich.console import Console
 from run_cases import clock, group, learned
 from test_resume_folder import save, settings, steps_of
 
+from agent_train.cluster.files import RunFiles
 from agent_train.engine.base import EngineError, EngineLostError
 from agent_train.learner.actor_group import LearnerError, RankLostError
 from agent_train.report.metrics import step_metrics
 from agent_train.report.tracking import Tracker
 from agent_train.trainer import run
+from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.loop import TrainerContext, train
 from agent_train.trainer.resume import open_run
 from agent_train.trainer.rl import StepError
-from agent_train.weights.sync import WeightSyncError
+from agent_train.trainer.run_folder import RunFolder
+from agent_train.weights.sync import WeightSyncError, WeightTransferError
 
 
 class Parts:
@@ -104,8 +108,8 @@ def test_a_new_checkpoint_begins_the_count_again(tmp_path, monkeypatch):
     assert parts.resumed == [None, 1, 2, 3]
 
 
-@pytest.mark.parametrize("failure", [EngineLostError("no server came back"), lost()])
-def test_engines_and_ranks_that_are_gone_are_losses(tmp_path, monkeypatch, failure):
+@pytest.mark.parametrize("failure", [EngineLostError("no server came back"), WeightTransferError("no link"), lost()])
+def test_engines_ranks_and_links_that_are_gone_are_losses(tmp_path, monkeypatch, failure):
     parts = Parts(settings(tmp_path), ([], failure), ([], None))
     trained(parts, monkeypatch)
     assert parts.resumed == [None, None]
@@ -117,6 +121,33 @@ def test_what_would_come_again_ends_the_run_at_once(tmp_path, monkeypatch, kind)
     with pytest.raises(kind, match="no memory"):
         trained(parts, monkeypatch)
     assert parts.resumed == [None]
+
+
+class Playing(TrainerContext):
+    """A run that plays for long, and asks its ranks nothing meanwhile."""
+
+    async def take_step(self, progress):
+        await asyncio.sleep(60)
+
+    async def measure(self, step):
+        pass
+
+
+class DyingRank:
+    """A double of the ranks of a role, one of which dies."""
+
+    async def watch(self):
+        await asyncio.sleep(0.01)
+        raise lost()
+
+
+def test_a_rank_that_dies_ends_a_step_that_asks_it_nothing(tmp_path):
+    config = settings(tmp_path)
+    with Tracker(RunFolder(tmp_path), 10, Console(quiet=True)) as tracker:
+        parts = {"config": config, "folder": tracker.run, "files": RunFiles(), "tracker": tracker, "checkpoints": None}
+        context = Playing(**parts, learners=[DyingRank()], steps=1, resumed=Progress())
+        with pytest.raises(RankLostError, match="rank 1 died"):
+            asyncio.run(asyncio.wait_for(train(context), 30))
 
 
 def test_ctrl_c_while_it_opens_the_parts_again_ends_it(tmp_path, monkeypatch):

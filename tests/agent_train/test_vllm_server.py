@@ -53,13 +53,23 @@ def wait_until(condition, seconds: float = 60.0) -> None:
 
 
 def test_the_router_prefers_the_episodes_home_then_the_least_busy_and_leaves_the_dead_out() -> None:
-    router, all_of_them = Router(3), [0, 1, 2]
+    router, all_of_them = Router(3, episodes=4), [0, 1, 2]
     assert [router.pick(all_of_them, "a"), router.pick(all_of_them, "b"), router.pick(all_of_them)] == [0, 1, 2]
     assert router.pick(all_of_them, "b") == 1
     router.in_flight[2] -= 1
     assert router.pick(all_of_them) == 2
     assert router.pick([0, 2], "b") in (0, 2)
     assert router.pick([0], "b") == 0
+
+
+def test_the_router_knows_the_home_of_an_episode_that_rests_while_others_come_and_go() -> None:
+    router, all_of_them = Router(2, episodes=8192), [0, 1]
+    homes = {f"slow {n}": router.pick(all_of_them, f"slow {n}") for n in range(4096)}
+    assert set(homes.values()) == {0, 1}
+    for n in range(2 * 8192):
+        router.pick(all_of_them, f"short {n}")
+    router.in_flight = [0, 10**6]  # no episode would go to the second one now
+    assert {name: router.pick(all_of_them, name) for name in homes} == homes
 
 
 def test_a_closed_engine_refuses_at_once() -> None:

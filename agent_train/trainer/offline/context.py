@@ -75,7 +75,8 @@ async def open_offline(
     """
     splits, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
     async with AsyncExitStack() as stack:
-        config = await join_cluster(config, folder, model_dir, tracker, checkpoint is not None, stack)
+        joined = await join_cluster(config, folder, model_dir, tracker, stack)
+        config = joined.config
         objective = objective_of(config, splits[0])
         if objective.needs_reference and config.reference.path:
             # Closed before the policy is loaded.
@@ -93,7 +94,7 @@ async def open_offline(
             # Before the checkpoint is loaded: the reference is the policy as the run began.
             splits = await _ask_reference(config, learner, splits, tracker)
         steps = step_count(len(splits[0]), config.data.batch_rows, config.data.epochs)
-        opening = open_parts(config, folder, tracker, checkpoint, [learner], steps)
+        opening = open_parts(joined, folder, tracker, checkpoint, [learner], steps)
         parts = await stack.enter_async_context(opening)
         tracker.phase("training")
         yield OfflineContext(**parts, objective=objective, train=splits[0], test=splits[1])
