@@ -39,6 +39,7 @@ PEERS = {"mini-swe-agent": ("mini-swe-agent==2.4.6",), "swe-rex": ("swe-rex==1.4
 LOOKS = ("git status --short", "ls", "git log --oneline", "grep -rn 'def setup' --include=*.py . | head", "git diff")
 EDIT = 'file=$(git ls-files "*.py" | head -1); printf "\\n# looked at\\n" >> "$file"'
 SECONDS = 120.0
+SIZE = worktree.Size(memory=1 << 30)  # so that 32 at a time are admitted on a machine of 16 GB
 
 
 class Timer:
@@ -94,12 +95,12 @@ def measure_one(instance: Instance, backend: str, rounds: int) -> dict[str, Any]
 
 def episode(instance: Instance, backend: str) -> bool:
     """A scripted episode. Its patch resolves nothing."""
-    with contextlib.closing(worktree.open_repository(instance, backend, timeout=600)) as box:
+    with contextlib.closing(worktree.open_repository(instance, backend, SIZE, timeout=600)) as box:
         base = worktree.base_of(box)
         for command in (*LOOKS, EDIT):
             worktree.run(box, command, SECONDS)
         patch = worktree.patch_of(box, base)
-    return grade(instance, patch, sandbox=backend, wait=600).patch == "applied"
+    return grade(instance, patch, sandbox=backend, size=SIZE, wait=600).patch == "applied"
 
 
 def measure_many(instance: Instance, backend: str, concurrent: int) -> dict[str, Any]:

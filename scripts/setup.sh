@@ -30,10 +30,11 @@ else
   pip install --no-deps --requirement constraints.txt
   pip install --no-deps --editable .
 fi
-# What tests compare with, beside the environment: two versions of one package, whose dependencies fit neither it nor each other.
-# Only what their graders and log parsers import comes with them.
+# What tests compare with, beside the environment: two versions of one package, whose dependencies fit neither it nor each other,
+# and one of which a log parser is read. Only what their graders and log parsers import comes with them.
 for version in 4.1.0 5.0.2; do
   pip install --no-deps --upgrade --target "$VENV/swebench/${version%%.*}" "swebench==$version" unidiff==1.0.1
 done
+pip install --no-deps --upgrade --target "$VENV/swebench/smith" swesmith==0.0.9
 touch "$VENV/.installed"
 say "done: $VENV"

@@ -306,8 +306,9 @@ def sandbox_choice(config: Config) -> str | None:
     found = env_spec(config)
     env = found.make()
     image = getattr(env.unwrapped, "sandbox_image", None)
+    writable = getattr(env.unwrapped, "writable_root", False)
     close_unused(env)
-    return describe(found.kwargs.get("sandbox"), image) if image else None
+    return describe(found.kwargs.get("sandbox"), image, writable) if image else None
 
 
 def _takes_sandbox(found: EnvSpec) -> bool:

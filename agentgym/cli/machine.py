@@ -95,6 +95,8 @@ def add_sandbox(commands: argparse._SubParsersAction) -> None:
     add("--how", choices=("auto", "registry", "packages"), default="auto", help=how)
     docker = "also build Docker images (default: if a Docker Engine answers)"
     add("--docker", action=argparse.BooleanOptionalAction, help=docker)
+    files = "also copy the files of images that Docker builds, for bubblewrap (default: yes)"
+    add("--bubblewrap", action=argparse.BooleanOptionalAction, default=True, help=files)
     add("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
     of_instances = "build the images of a data set's instances, from this file, by the builder IMAGE (swe)"
     add("--instances", metavar="FILE", help=of_instances)
@@ -125,20 +127,24 @@ def _build(args: argparse.Namespace) -> int:
     for name in names:
         say = partial(print, f"{name}:", file=sys.stderr if args.json else sys.stdout, flush=True)
         try:
-            built = build(name, args.how, docker=args.docker, force=args.force, say=say)
+            built = build(name, args.how, docker=args.docker, force=args.force, say=say, rootfs=args.bubblewrap)
         except ValueError as error:
             raise UsageError(str(error)) from error
         except SandboxError as error:
             print(f"agentgym sandbox: {name}: {error}", file=sys.stderr)
             records.append({"name": name, "error": str(error)})
             continue
-        records.append({**asdict(built), "rootfs": str(built.rootfs), "error": None})
-        places = f"{built.tag} and {built.rootfs}" if built.tag else f"{built.rootfs}"
+        records.append({**_record(built), "error": None})
+        places = " and ".join(str(place) for place in (built.tag, built.rootfs) if place)
         state = f"made in {built.seconds:.1f} s" if built.fresh else "already there"
         say(f"{state}, {built.bytes / 1e6:.0f} MB: {places}")
     if args.json:
         print_json(records)
     return 1 if any(record["error"] for record in records) else 0
+
+
+def _record(built: Any) -> dict[str, Any]:
+    return {**asdict(built), "rootfs": built.rootfs and str(built.rootfs)}
 
 
 def _tell_unasked(unasked: Mapping[str, str]) -> None:
@@ -154,23 +160,14 @@ def _build_instances(args: argparse.Namespace) -> int:
             "--instances takes the name of one builder, and no --how: agentgym sandbox build swe --instances FILE"
         )
     say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    options = {"docker": args.docker, "force": args.force, "rootfs": args.bubblewrap, "jobs": args.jobs}
     try:
-        results = build_instances(
-            args.names[0], args.instances, args.only, docker=args.docker, force=args.force, jobs=args.jobs, say=say
-        )
+        results = build_instances(args.names[0], args.instances, args.only, **options, say=say)
     except (ValueError, OSError, ImportError) as error:
         raise UsageError(str(error)) from error
     failed = [result for result in results if result.error]
     if args.json:
-        print_json(
-            [
-                {
-                    **asdict(result),
-                    "built": result.built and {**asdict(result.built), "rootfs": str(result.built.rootfs)},
-                }
-                for result in results
-            ]
-        )
+        print_json([{**asdict(result), "built": result.built and _record(result.built)} for result in results])
         return int(bool(failed))
     rows = [(r.instance, f"{r.built.bytes / 1e6:.0f}", r.built.tag or str(r.built.rootfs)) for r in results if r.built]
     print_rows(("instance", "MB", "image"), rows)

@@ -84,15 +84,19 @@ class Env(gymnasium.Env[Observation, Action]):
         max_turns: steps after which an episode is truncated.
         tools: OpenAI tool schemas that the policy may call.
         sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
+        writable_root: whether its sandboxes have one, which not every back end gives.
         floor: the least reward of an episode: 0, or with penalties their least sum.
-        step_seconds: that its longest step may take, where it is more than a minute. A step that takes longer hangs.
+        init_seconds, step_seconds: that `init` and its longest step may take, where it is more than two minutes or one. What
+            takes longer hangs.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
     max_turns: int = 1
     tools: ClassVar[list[dict[str, Any]]] = []
     sandbox_image: str | None = None
+    writable_root: bool = False
     floor: float = 0.0
+    init_seconds: float | None = None
     step_seconds: float | None = None
     async_methods: ClassVar[frozenset[str]] = frozenset()
     _stepping = False  # whether a step of this or of a subclass runs

@@ -69,11 +69,12 @@ def _tried(of: EnvSpec, cells: Sequence[Cell]) -> Iterator[str]:
         for cell in cells:
             check_plays(cell.agent, env)
         image = getattr(env.unwrapped, "sandbox_image", None)
+        writable = getattr(env.unwrapped, "writable_root", False)
     finally:
         asyncio.run(close_env(env))
     yield from (f"tasks: {source}" for cell in cells if (source := cell.tasks().source))
     if image:
-        yield f"sandbox: {describe(of.kwargs.get('sandbox'), image)}"
+        yield f"sandbox: {describe(of.kwargs.get('sandbox'), image, writable)}"
 
 
 async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:

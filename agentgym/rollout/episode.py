@@ -40,7 +40,7 @@ class Limits:
     Attributes:
         max_turns: replies after which the loop ends an episode ("max_turns"); the environment's own limit still holds.
         tokens: read and written by the policy in all turns when the loop ends the episode ("tokens").
-        init_timeout: making an environment, and its `init`.
+        init_timeout: making an environment, and its `init`; more for that, where the environment has `init_seconds`.
         step_timeout: "auto" is a minute, or the environment's `step_seconds` if that is more.
         episode_timeout: the whole episode ("time"); checked between calls and while the policy acts.
     """
@@ -58,6 +58,11 @@ class Limits:
         for name, value in vars(self).items():
             if (name, value) != ("step_timeout", "auto") and value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive or None, not {value!r}")
+
+    def init_limit(self, env: Env) -> float | None:
+        """Seconds for `init` of an environment."""
+        own: float | None = env.get_wrapper_attr("init_seconds")
+        return self.init_timeout and max(self.init_timeout, own or 0.0)
 
     def step_limit(self, env: Env) -> float | None:
         """Seconds for one step of an environment."""
@@ -178,7 +183,7 @@ def _check_limits(trajectory: Trajectory, limits: Limits) -> None:
 
 async def _hung_by_agent(env: Env, executor: EnvExecutor, began: float) -> bool:
     """True if the agent made a step hang: its programs have run in the episode, and their back end is up."""
-    from agentgym.sandbox.pool import program_since  # here: most episodes need no sandbox
+    from agentgym.sandbox.leases import program_since  # here: most episodes need no sandbox
 
     up = program_since(executor.thread, began) or env.get_wrapper_attr("hung_by_agent")
     return await asyncio.to_thread(up)
@@ -198,11 +203,11 @@ async def _begin(env: Env, executor: EnvExecutor, task: Task | None, seed: int |
         return env.reset(seed=seed) if bound else None
 
     if task is not None and (is_async(env, "init") or is_async(env, "reset")):
-        await bounded("init", executor.start_method(env, "init", task), limits.init_timeout)
+        await bounded("init", executor.start_method(env, "init", task), limits.init_limit(env))
     elif task is not None:
         binding, resetting = executor.start(init), executor.start(reset)
         try:
-            await bounded("init", binding, limits.init_timeout)
+            await bounded("init", binding, limits.init_limit(env))
             if bound:
                 return await bounded("reset", resetting, limits.reset_timeout, checked_reset)
         finally:
@@ -333,7 +338,8 @@ async def run_batches(
                     if batch not in begun:
                         begun.add(batch)
                         batch.on_begin()
-                    batch.on_end(index, await slot.run(batch.episodes[index]))
+                    coming = batch.episodes[left[batch][0]] if left[batch] else None
+                    batch.on_end(index, await slot.run(batch.episodes[index], coming))
             finally:
                 slot.close()
                 slots[batch] -= 1
@@ -373,10 +379,11 @@ class _EnvSlot:
     closing: list[asyncio.Task[None]]
     env: Env | None = None
 
-    async def run(self, episode: Episode) -> Trajectory:
+    async def run(self, episode: Episode, coming: Episode | None) -> Trajectory:
+        """Play an episode, after its environment has begun to prepare for one that comes."""
         errors: list[str] = []
         while True:
-            trajectory = await self._attempt(episode)
+            trajectory = await self._attempt(episode, coming)
             if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
                 break
             errors.append(str(trajectory.error))
@@ -384,10 +391,13 @@ class _EnvSlot:
             trajectory.metadata["errors"] = errors
         return trajectory
 
-    async def _attempt(self, episode: Episode) -> Trajectory:
+    async def _attempt(self, episode: Episode, coming: Episode | None) -> Trajectory:
         task, policy = episode.task, self.batch.make_policy(episode)
         try:
             env = self.env or await self._open()
+            if coming is not None and (prepare := getattr(env.unwrapped, "prepare", None)) is not None:
+                call = executor_of(env).start(prepare, coming.task)
+                await bounded("prepare", call, self.batch.limits.init_timeout)
         except CallFailed as failure:
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)

@@ -13,3 +13,4 @@ from agentgym.sandbox.api import Session as Session
 from agentgym.sandbox.backends.select import acquire as acquire
 from agentgym.sandbox.backends.select import choose as choose
 from agentgym.sandbox.backends.select import describe as describe
+from agentgym.sandbox.backends.select import prepare as prepare

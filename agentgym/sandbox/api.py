@@ -29,6 +29,14 @@ class SandboxSpoiled(SandboxError):
     """The programs of a sandbox made it unusable; reset or close it. Environments score this as the agent's failure."""
 
 
+def whole_number(variable: str, default: int) -> int:
+    """A variable of the environment. ValueError: it is no whole number of at least 1."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{variable}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class SandboxSpec:
     """The settings of a sandbox: its image, and the limits of its programs.

@@ -6,177 +6,77 @@ long as a caller waits. Each of these jobs has a thread. Callers get a `Lease`, 
 """
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
 
-from agentgym.core.agent_failure import SANDBOX_LOST, SANDBOX_SPOILED, blame
-from agentgym.sandbox.api import (
-    MEGABYTE,
-    WORKSPACE,
-    BackendDown,
-    Command,
-    ExecResult,
-    Sandbox,
-    SandboxError,
-    SandboxSpoiled,
-    Session,
-)
+from agentgym.sandbox.api import MEGABYTE, SandboxError
+from agentgym.sandbox.leases import Lease, Pooled
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds without a new attempt after a failure; doubled each time
+FIRST = 1e9  # seconds by which those come earlier who come first
 SIGN_SECONDS = 5.0  # in which one that is about to be lent must give a sign of life
 LOOK_SECONDS = 1.0  # how often one who waits looks for leases that became garbage
 
 _log = logging.getLogger("agentgym.sandbox")
-Up = Callable[[], bool]
-_begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a program, and how to ask for its back end
 
 
-def program_since(thread: int | None, then: float) -> Up | None:
-    """Asks for the health of the back end in which this thread began a program since `then`; None if it began none."""
-    begun, up = _begun.get(thread or 0, (0.0, None))
-    return up if up is not None and begun >= then else None
+@dataclass(frozen=True)
+class Room:
+    """Room for so many sandboxes, with bytes of memory and of disk."""
 
+    sandboxes: int = 1
+    memory: float = 0
+    disk: float = 0
 
-class Lease:
-    """A sandbox lent by `SandboxPool.acquire`. After `close`, which returns it to the pool, every call raises SandboxError.
+    def plus(self, other: "Room", times: int = 1) -> "Room":
+        each = ((mine, vars(other)[name]) for name, mine in vars(self).items())
+        return Room(
+            *(mine + times * theirs if times else mine for mine, theirs in each)
+        )  # none of infinity is no number
 
-    Once a program has run in it, errors are marked as possibly caused by that program; see `agentgym.core.agent_failure`.
-    """
-
-    def __init__(self, box: "Pooled", pool: "SandboxPool"):
-        self.id = box.id
-        self.spec = box.spec
-        self.box: Pooled | None = box
-        self._pool = pool
-        self._pid = os.getpid()
-        self._up: Up = partial(pool.up_since, time.monotonic())
-        self._used = False  # whether a program has run in it
-        self._lost = False
-
-    @property
-    def alive(self) -> bool:
-        return self.box is not None and os.getpid() == self._pid and self.box.alive
-
-    def exec(self, command: Command, **options: Any) -> ExecResult:
-        with self._told_apart(program=True, values=True) as box:
-            return box.exec(command, **options)
-
-    def session(self, command: Command = "python") -> Session:
-        with self._told_apart() as box:
-            return _LentSession(self, box.session(command))
-
-    def read(self, path: str, limit: int = 16 * MEGABYTE) -> bytes:
-        with self._told_apart(values=True) as box:
-            return box.read(path, limit)
-
-    def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        with self._told_apart() as box:
-            box.write(path, data, mode)
-
-    def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        with self._told_apart() as box:
-            box.upload(source, path)
-
-    def put_archive(
-        self, data: bytes | str | os.PathLike[str], to: str = WORKSPACE, limit: int = 256 * MEGABYTE
-    ) -> None:
-        with self._told_apart() as box:
-            box.put_archive(data, to, limit)
-
-    def get_archive(self, path: str = WORKSPACE, limit: int = 256 * MEGABYTE) -> bytes:
-        with self._told_apart(values=True) as box:
-            return box.get_archive(path, limit)
-
-    def protect(self, paths: Sequence[str]) -> None:
-        with self._told_apart() as box:
-            box.protect(paths)
-
-    def reset(self) -> None:
-        with self._told_apart() as box:
-            box.reset()
-        self._used = False
-
-    def close(self) -> None:
-        box, self.box = self.box, None
-        if box is not None and os.getpid() == self._pid:
-            self._pool.give_back(box)
-
-    def __del__(self) -> None:
-        box = getattr(self, "box", None)
-        if box is not None and os.getpid() == self._pid:
-            self._pool.dropped.append(box)
-
-    @contextmanager
-    def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
-        """For one call that may run a `program`. `values`: a ValueError is about a program's traces, not the host's request."""
-        box = self.box
-        if box is None:
-            raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
-        if os.getpid() != self._pid:
-            whose = f"belongs to process {self._pid}, and this process is a fork of it"
-            raise SandboxError(f"sandbox {self.id} {whose}: acquire one here")
-        alive = box.alive or self._lost  # one that the host closed was not lost by a program
-        if program:
-            self._used = True
-            _begun[threading.get_ident()] = time.monotonic(), self._up
-        try:
-            yield box
-        except SandboxError as error:
-            if self._used and alive and not isinstance(error, BackendDown):
-                self._lost = True
-                spoiled, up = isinstance(error, SandboxSpoiled), self._up
-                blame(error, lambda: SANDBOX_SPOILED if spoiled else SANDBOX_LOST if up() else None)
-            raise
-        except (OSError, ValueError) as error:
-            if self._used and (values or isinstance(error, OSError)):
-                blame(error, lambda: SANDBOX_SPOILED)
-            raise
-
-
-class _LentSession:
-    """A session that ends with the lease: later answers would come in between the next borrower's calls."""
-
-    def __init__(self, loan: Lease, session: Session):
-        self._loan = loan
-        self._session = session
-
-    @property
-    def alive(self) -> bool:
-        return self._loan.alive and self._session.alive
-
-    def run(self, text: str, timeout: float = 10.0) -> ExecResult:
-        with self._loan._told_apart(program=True, values=True):
-            return self._session.run(text, timeout)
-
-    def close(self) -> None:
-        if self.alive:
-            self._session.close()
-
-
-class Pooled(Sandbox, Protocol):
-    def ping(self, timeout: float = 10.0) -> None:
-        """Wait for a sign of life. Raises SandboxError if none comes."""
+    def lacks(self, needed: "Room") -> str:
+        """What is needed and not there, in words; "" if all is."""
+        if self.sandboxes < needed.sandboxes:
+            return "a process may have no more (AGENTGYM_SANDBOXES)"
+        for what in "memory", "disk":
+            there, wanted = vars(self)[what], vars(needed)[what]
+            if there < wanted:
+                told = f"{wanted / MEGABYTE:.0f} MB of {what} are needed and {max(there, 0) / MEGABYTE:.0f} MB free"
+                return f"{told} (AGENTGYM_SANDBOX_{what.upper()})"
+        return ""
 
 
 class Places:
-    """The limit on sandboxes that exist at a time, over all pools that share it: a pool may close an idle one of another."""
+    """The limit on all sandboxes that exist at a time, of the pools that share it: a pool may close an idle one of another.
 
-    def __init__(self, limit: int):
-        if limit < 1:
-            raise ValueError(f"a limit of {limit} sandboxes: must be at least 1")
-        self.limit = limit
-        self.taken = 0
-        self.ending = 0  # of those taken, how many are about to be free
+    `limit` is a number of sandboxes, or all the room there is.
+    """
+
+    def __init__(self, limit: int | Room):
+        self.limit = limit if isinstance(limit, Room) else Room(limit, math.inf, math.inf)
+        if self.limit.sandboxes < 1:
+            raise ValueError(f"a limit of {self.limit.sandboxes} sandboxes: must be at least 1")
+        self.taken = Room(0)
+        self.ending = Room(0)  # of that taken, what is about to be free
         self.lock = threading.RLock()  # guards this and all that its pools hold
         self.pools: list[SandboxPool] = []
+
+    @property
+    def free(self) -> Room:
+        return self.limit.plus(self.taken, -1)
+
+    def stuck(self) -> bool:
+        """Whether all who hold a sandbox wait for another, so that none comes back."""
+        holding = {thread for pool in self.pools for _, thread in pool.lent.values()}
+        waiting = {waiter.thread for pool in self.pools for waiter in pool.waiters}
+        coming = any(pool.idle or pool.dirty or pool.creating or pool.resetting for pool in self.pools)
+        return bool(holding) and holding <= waiting and not coming and not self.ending.sandboxes
 
     def close(self, timeout: float = 3.0) -> None:
         """Close all pools; wait at most `timeout` seconds."""
@@ -187,7 +87,8 @@ class Places:
 
 @dataclass
 class _Waiter:
-    since: float
+    since: float  # of two, the one who has waited longer comes first
+    thread: int = field(default_factory=threading.get_ident)
     served: threading.Event = field(default_factory=threading.Event)
     box: Pooled | None = None
 
@@ -197,6 +98,7 @@ class SandboxPool:
 
     Args:
         open: makes one sandbox; may take long, and may raise SandboxError. Called by several threads at once.
+        size: the room that one takes.
         at_once: how many are made at a time.
         idle_seconds: after which an unused sandbox is closed.
         up_since: whether the back end is up, and was since a moment of `time.monotonic`; may take seconds.
@@ -207,11 +109,13 @@ class SandboxPool:
         open: Callable[[], Pooled],
         places: Places,
         *,
+        size: Room = Room(),
         name: str = "sandbox",
         at_once: int = 4,
         idle_seconds: float = 300.0,
         up_since: Callable[[float], bool] = lambda then: False,
     ):
+        self.size = size
         self.name = name
         self.up_since = up_since
         self._open = open
@@ -223,7 +127,9 @@ class SandboxPool:
         self.dirty: deque[Pooled] = deque()
         self.dropped: deque[Pooled] = deque()  # of leases that became garbage; filled without the lock
         self.waiters: deque[_Waiter] = deque()
-        self.lent: dict[int, Pooled] = {}  # by id(): a back end may compare sandboxes as it likes
+        # By id(), since a back end may compare sandboxes as it likes; with the thread that acquired it.
+        self.lent: dict[int, tuple[Pooled, int]] = {}
+        self.ahead = 0  # how many shall be there before a caller comes
         self.creating = 0
         self.resetting = 0
         self._owed = 0  # to be replaced even if no caller waits
@@ -236,22 +142,32 @@ class SandboxPool:
         with self._lock:
             places.pools.append(self)
 
-    def acquire(self, timeout: float = 110.0) -> Lease:
-        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why."""
+    def acquire(self, timeout: float = 110.0, patience: float = 0.0, first: bool = False) -> Lease:
+        """A clean sandbox, in the order of asking. SandboxError: none within `timeout` seconds, and why.
+
+        Args:
+            patience: seconds more for which it waits while others have all the room.
+            first: come before all who ask without it, as where an episode cannot end without a second sandbox.
+        """
         if os.getpid() != self._pid:
             raise SandboxError(f"{self.name}: the pool belongs to process {self._pid}, and this is a fork of it")
+        if never := self.places.limit.lacks(self.size):
+            raise SandboxError(f"{self.name}: there is never room for one: {never}")
         box: Pooled | None = None
-        since = time.monotonic()
+        began = time.monotonic()
         while True:
-            waiter = _Waiter(since)
+            waiter = _Waiter(began - FIRST if first else began)
             with self._lock:
                 if self._closed:
                     raise SandboxError(f"{self.name}: the pool was closed")
                 if box is not None:  # it died while idle; the caller keeps its place in the queue
                     self._take_back(box)
-                self.waiters.insert(0 if box is not None else len(self.waiters), waiter)
+                else:
+                    self.ahead = max(self.ahead - 1, 0)
+                before = sum(other.since < waiter.since for other in self.waiters)
+                self.waiters.insert(0 if box is not None else before, waiter)
                 self._look()
-            box = self._wait(waiter, timeout)
+            box = self._wait(waiter, began, timeout, patience)
             try:
                 box.ping(SIGN_SECONDS)
                 return Lease(box, self)
@@ -261,6 +177,13 @@ class SandboxPool:
                 self.give_back(box)
                 raise
 
+    def prepare(self, count: int = 1) -> None:
+        """Make so many for callers that will come, where no caller needs the room. Nobody comes: they close as other idle ones."""
+        with self._lock:
+            if not self._closed and os.getpid() == self._pid:
+                self.ahead += count
+                self._look()
+
     def close(self, timeout: float = 3.0) -> None:
         """End all its sandboxes, lent ones too; wait at most `timeout` seconds. May be called twice."""
         if os.getpid() == self._pid:
@@ -268,14 +191,17 @@ class SandboxPool:
                 boxes = self.retire()
             close_all(boxes, timeout)
 
-    def _wait(self, waiter: _Waiter, timeout: float) -> Pooled:
-        deadline = waiter.since + timeout
+    def _wait(self, waiter: _Waiter, began: float, timeout: float, patience: float) -> Pooled:
+        deadline = began + timeout
         try:
             while not waiter.served.wait(min(max(deadline - time.monotonic(), 0.0), LOOK_SECONDS)):
                 with self._lock:
                     self._look()
+                    if not self._failures and self.places.free.lacks(self.size):
+                        deadline = max(deadline, min(time.monotonic() + timeout, began + timeout + patience))
                     if waiter.box is None and time.monotonic() >= deadline:
-                        raise SandboxError(f"{self.name}: no sandbox within {timeout:g} s: {self._why_none()}")
+                        waited = f"no sandbox within {deadline - began:g} s"
+                        raise SandboxError(f"{self.name}: {waited}: {self._why_none()}")
         except BaseException:  # also Ctrl-C: the caller is gone
             with self._lock:
                 if waiter in self.waiters:
@@ -291,8 +217,8 @@ class SandboxPool:
     def _why_none(self) -> str:
         if self._failures:
             return f"the last {self._failures} attempt(s) to make one failed: {self._reason}"
-        if self.places.taken >= self.places.limit:
-            return f"all {self.places.limit} that there may be are in use (AGENTGYM_SANDBOXES)"
+        if lacking := self.places.free.lacks(self.size):
+            return f"all {self.places.taken.sandboxes} that there may be are in use: {lacking}"
         return f"{self.creating} are being made, and {len(self.waiters)} more wait for one"
 
     def give_back(self, box: Pooled) -> None:
@@ -303,12 +229,12 @@ class SandboxPool:
 
     def retire(self) -> list[Pooled]:
         """Stop lending and refuse the callers that wait. Returns the sandboxes, which the caller closes."""
-        boxes = [*(box for box, _ in self.idle), *self.dirty, *self.lent.values()]
+        boxes = [*(box for box, _ in self.idle), *self.dirty, *(box for box, _ in self.lent.values())]
         self.idle.clear()
         self.dirty.clear()
         self.lent.clear()
         self._closed = True
-        self.places.taken -= len(boxes)
+        self.places.taken = self.places.taken.plus(self.size, -len(boxes))
         if self in self.places.pools:
             self.places.pools.remove(self)
         for waiter in self.waiters:
@@ -334,12 +260,13 @@ class SandboxPool:
         while self.waiters and self.idle:
             waiter = self.waiters.popleft()
             waiter.box, _ = self.idle.pop()
-            self.lent[id(waiter.box)] = waiter.box
+            self.lent[id(waiter.box)] = waiter.box, waiter.thread
             waiter.served.set()
 
     def _missing(self) -> int:
         coming = self.creating + self.resetting + len(self.dirty)
-        return max(len(self.waiters) + self._owed - coming, 0)
+        ahead = max(self.ahead - len(self.idle), 0)
+        return max(len(self.waiters) + self._owed + ahead - coming, 0)
 
     def _creations(self) -> int:
         """The number of sandboxes to start now, if there are places. After a failure, one at a time."""
@@ -354,17 +281,20 @@ class SandboxPool:
         if self.dirty:
             self.resetting += 1
             # A sandbox of another pool may need this one's place.
-            keep = places.taken < places.limit or self._claims_before() <= places.ending
-            places.ending += not keep
+            keep = not places.free.plus(places.ending).lacks(self._claims_before())
+            places.ending = places.ending.plus(self.size, not keep)
             return partial(self._clean, self.dirty.popleft(), keep)
-        if self._creations():
-            free = places.limit - places.taken
-            if free > self._claims_before():
-                places.taken += 1
+        if creations := self._creations():
+            claims = self._claims_before()
+            # Who holds a sandbox and waits for a second may go beyond memory and disk, where nobody else would ever end.
+            beyond = self.waiters and not claims.sandboxes and places.free.sandboxes > 0 and places.stuck()
+            if beyond or not places.free.lacks(claims.plus(self.size)):
+                places.taken = places.taken.plus(self.size)
                 self.creating += 1
                 return self._create
-            idle = [pool for pool in places.pools if pool.idle]
-            if not free and idle and self._missing() > places.ending:
+            idle = [pool for pool in places.pools if len(pool.idle) > (0 if self.waiters else pool.ahead)]
+            needed = claims.plus(self.size, creations if self.waiters else 1)
+            if idle and places.free.plus(places.ending).lacks(needed):
                 return min(idle, key=lambda pool: pool.idle[0][1])._end_oldest()
         if self.idle and self.idle[0][1] + self._idle_seconds <= time.monotonic():
             return self._end_oldest()
@@ -372,14 +302,18 @@ class SandboxPool:
 
     def _end_oldest(self) -> Callable[[], None]:
         box, _ = self.idle.popleft()
-        self.places.ending += 1
+        self.ahead = min(self.ahead, len(self.idle))
+        self.places.ending = self.places.ending.plus(self.size)
         return partial(self._end, box)
 
-    def _claims_before(self) -> int:
-        """The number of places that belong to other pools: those where a caller has waited longer than any caller here."""
+    def _claims_before(self) -> Room:
+        """The room that belongs to other pools: those where a caller has waited longer than any caller here."""
         mine = self.waiters[0].since if self.waiters else time.monotonic()
         others = [p for p in self.places.pools if p is not self and p.waiters and p.waiters[0].since < mine]
-        return sum(pool._creations() for pool in others)
+        claims = Room(0)
+        for pool in others:
+            claims = claims.plus(pool.size, min(pool._creations(), len(pool.waiters)))
+        return claims
 
     def _staff(self) -> None:
         """Start a thread for each job that there is, and a timer where time alone will make one."""
@@ -427,9 +361,9 @@ class SandboxPool:
                 pause = min(FIRST_PAUSE * 2 ** min(self._failures, 9), LONGEST_PAUSE)
                 self._failures += 1
                 self._reason, self._retry_at = str(error) or type(error).__name__, time.monotonic() + pause
-                self._owed = 0
+                self._owed = self.ahead = 0
                 self.creating -= 1
-                self.places.taken -= 1
+                self.places.taken = self.places.taken.plus(self.size, -1)
                 self._staff_all()
             if first:
                 _log.warning("%s: a sandbox could not be made: %s", self.name, error)
@@ -441,7 +375,7 @@ class SandboxPool:
             self._owed = max(self._owed - 1, 0)
             if self._keep(box):
                 return
-            self.places.ending += 1
+            self.places.ending = self.places.ending.plus(self.size)
         self._end(box)
 
     def _clean(self, box: Pooled, keep: bool) -> None:
@@ -457,7 +391,7 @@ class SandboxPool:
             if clean and self._keep(box):
                 return
             self._owed += keep
-            self.places.ending += keep
+            self.places.ending = self.places.ending.plus(self.size, keep)
         self._end(box)
 
     def _keep(self, box: Pooled) -> bool:
@@ -471,8 +405,8 @@ class SandboxPool:
             box.close()
         finally:
             with self._lock:
-                self.places.ending -= 1
-                self.places.taken -= 1
+                self.places.ending = self.places.ending.plus(self.size, -1)
+                self.places.taken = self.places.taken.plus(self.size, -1)
 
 
 def close_all(boxes: list[Pooled], timeout: float) -> None:

@@ -80,7 +80,7 @@ class ServedSandbox:
 
     def start(self, spec: SandboxSpec, run: str) -> dict[str, Any]:
         _let_go()
-        backend = chosen(self.backend, spec.image)
+        backend = chosen(self.backend, spec.image, spec.writable_root)
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
         self.box = backends.opener(backend)(spec, name)
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
@@ -110,9 +110,9 @@ def _let_go() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def chosen(backend: str | None, image: str) -> str:
+def chosen(backend: str | None, image: str, writable_root: bool = False) -> str:
     try:
-        return backends.choose(backend, image).name
+        return backends.choose(backend, image, writable_root).name
     except (SandboxError, ValueError) as error:
         raise SandboxError(f"{error}. Built here: {', '.join(built(backend)) or 'none'}") from error
 

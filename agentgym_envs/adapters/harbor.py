@@ -59,6 +59,7 @@ class Harbor(Env):
 
     max_turns = 50
     sandbox_image = "python"
+    writable_root = True
 
     def __init__(
         self,

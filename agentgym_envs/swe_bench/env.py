@@ -4,11 +4,13 @@ See README.md beside this file.
 """
 
 import base64
+import contextlib
 import random
 import re
 import time
 from typing import Any, ClassVar, Literal
 
+from agentgym import sandbox as sandboxes
 from agentgym.checks.audit import Hack
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, Observation, assistant, instructed, user
@@ -30,6 +32,7 @@ from agentgym_envs.workbench import Workbench
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FEW = 5  # turns left from which on an observation says so
 WAIT = 110.0  # seconds for a sandbox, in `init` and to grade
+PATIENCE = 86_400.0  # seconds more in `init` while other episodes have all the room that sandboxes may take
 RESET_WAIT = 50.0
 _MARGIN = 600.0  # seconds of a step besides commands and tests: waiting for sandboxes, reading and applying patches
 TOOLS = """Work with the tools bash and edit, and end with submit. You have {turns} and {minutes} minutes; what you have \
@@ -62,6 +65,8 @@ class SWEBench(Env):
 
     max_turns = 100
     sandbox_image = "swe"
+    writable_root = True
+    init_seconds = WAIT + PATIENCE + 300.0
     SHOWN: ClassVar = 200  # tests by name in `info`
 
     def __init__(
@@ -108,7 +113,12 @@ class SWEBench(Env):
         super().init(task)
         self._instance = instance
         self._release()
-        self._open(WAIT)
+        self._open(WAIT, PATIENCE)
+
+    def prepare(self, task: Task) -> None:
+        """Begin to start a sandbox for a coming `init` of a task."""
+        with contextlib.suppress(SandboxError, ValueError):  # `init` will raise it
+            sandboxes.prepare(worktree.spec_of(instance_of(task), self.size), self.sandbox)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
@@ -208,12 +218,13 @@ class SWEBench(Env):
         earned = found.fraction if self.reward == "fraction" else float(found.resolved)
         return earned, {"success": found.resolved, "exit": exit, "submitted": self._submitted} | _facts(found, patch)
 
-    def _open(self, seconds: float) -> None:
+    def _open(self, seconds: float, patience: float = 0.0) -> None:
         """A sandbox in which the agent has done nothing."""
         if self._sandbox is not None and self._fresh and self._sandbox.alive:
             return
         self._release()
-        self._sandbox = worktree.open_repository(self._instance, self.sandbox, self.size, seconds)
+        where = self._instance, self.sandbox, self.size, seconds
+        self._sandbox = worktree.open_repository(*where, tests=False, patience=patience)
         self._base = worktree.base_of(self._sandbox)
         self._bench.begin(self._sandbox, FOLDER, ACTIVATE)
         self._fresh = True

@@ -1,4 +1,4 @@
-"""Images of instances: published ones by their names, and those that are rebuilt from source releases of the package index.
+"""Images of instances: published ones made ready (`published.py`), and those rebuilt from source releases of the package index.
 
 A rebuilt image has four layers: `sandboxes/swe`; an environment, which the instances of a range of versions share; a source
 release at /testbed; and what turns it into the instance. `image_of` writes the folders that say so; `build` makes the images.
@@ -6,6 +6,7 @@ release at /testbed; and what turns it into the instance. `image_of` writes the 
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import interpreters, layers
 from agentgym.sandbox.images.instances import InstanceImage
-from agentgym_envs.swe_bench import repository
+from agentgym_envs.swe_bench import published, repository
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import Recipe, recipe_of
@@ -25,8 +26,8 @@ FORMAT = 1  # of what `repository.py` makes; another number makes every image an
 JOBS = 2
 
 
-def image_of(instance: Instance) -> str:
-    """What `SandboxSpec.image` takes: the folder of a rebuilt image, which `build` makes, else a published reference.
+def image_of(instance: Instance, tests: bool = False) -> str:
+    """The folder of an instance's image, which `build` makes; `tests`: with hidden tests that its published image holds.
 
     ValueError: the instance has no image, and none can be rebuilt.
     """
@@ -34,7 +35,8 @@ def image_of(instance: Instance) -> str:
     if recipe is not None:
         return str(_folder_of(instance, recipe))
     if instance.image:
-        return instance.image
+        files = published.files(instance, instance.image, tests)
+        return str(_written(_file_name(instance.id), {**files, layers.MADE_BY: _command(instance.id)}))
     remedy = 'give the record an "image", the reference of a Docker image with the repository at /testbed'
     raise ValueError(f"instance {instance.id}: no image is known for {instance.repo} {instance.version}: {remedy}")
 
@@ -44,14 +46,18 @@ def build(
     *,
     docker: bool | None = None,
     force: bool = False,
+    rootfs: bool = True,
     jobs: int = JOBS,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[InstanceImage]:
-    """Build the images that are missing, in the order of the instances; one that fails is told, and the others go on."""
+    """Build the images that are missing, in the order of the instances; one that fails is told, and the others go on.
+
+    `rootfs`: as for `images.build`, for published images.
+    """
 
     def one(instance: Instance) -> InstanceImage:
         try:
-            made = _build(instance, docker, force, lambda text: say(f"{instance.id}: {text}"))
+            made = _build(instance, docker, force, rootfs, lambda text: say(f"{instance.id}: {text}"))
         except (SandboxError, ValueError) as error:
             say(f"{instance.id}: {error}")
             return InstanceImage(instance.id, error=str(error))
@@ -63,20 +69,32 @@ def build(
 
 
 def build_file(
-    file: str, only: Iterable[str], docker: bool | None, force: bool, jobs: int, say: Callable[[str], None]
+    file: str,
+    only: Iterable[str],
+    docker: bool | None,
+    force: bool,
+    rootfs: bool,
+    jobs: int,
+    say: Callable[[str], None],
 ) -> list[InstanceImage]:
     """`build` for the instances of a file or data set, or `only` some of them by their ids. ValueError, OSError: a wrong one."""
     found = {instance.id: instance for instance in read_instances(file)}
     if unknown := [id for id in only if id not in found]:
         raise ValueError(f"{file} has no instance {unknown[0]!r}; it has {len(found)}, such as {min(found)}")
-    return build([found[id] for id in (only or found)], docker=docker, force=force, jobs=jobs, say=say)
+    chosen = [found[id] for id in (only or found)]
+    return build(chosen, docker=docker, force=force, rootfs=rootfs, jobs=jobs, say=say)
 
 
-def _build(instance: Instance, docker: bool | None, force: bool, say: Callable[[str], None]) -> images.Built:
+def _build(
+    instance: Instance, docker: bool | None, force: bool, rootfs: bool, say: Callable[[str], None]
+) -> images.Built:
     recipe = recipe_of(instance)
     if recipe is None or instance.sdist is None:
-        why = "names no source release" if instance.sdist is None else "is of no repository and version with a recipe"
-        raise ValueError(f"it {why}, so its image is not rebuilt but pulled: docker pull {image_of(instance)}")
+        [*_, made] = [
+            images.build(image, docker=docker, force=force, say=say, rootfs=rootfs)
+            for image in dict.fromkeys(image_of(instance, tests) for tests in (True, False))
+        ]
+        return made
     sdist, cache = instance.sdist, _cache() / "releases"
     release = str(_release_of(sdist, recipe))
 
@@ -108,16 +126,25 @@ def _release_of(sdist: str, recipe: Recipe) -> Path:
     environment = _written(recipe.name, files)
     made_of: dict[str, object] = {"format": FORMAT, "sdist": sdist, "source": recipe.source}
     made_of |= {"programs": dict(recipe.programs)} if recipe.programs else {}
+    made_of |= {"edits": dict(recipe.edits)} if recipe.edits else {}
     return _layer(f"swe-{sdist}", environment, made_of, "ID")
 
 
 def _layer(name: str, base: Path, made_of: dict[str, object], id: str) -> Path:
     files = {
         layers.BASE: f"../../{base.parent.name}/{base.name}",
-        layers.MADE_BY: f"agentgym sandbox build swe --instances FILE --only {id}",
+        layers.MADE_BY: _command(id),
         "made-of.json": json.dumps(made_of, indent=1),
     }
     return _written(name, files)
+
+
+def _command(id: str) -> str:
+    return f"agentgym sandbox build swe --instances FILE --only {id}"
+
+
+def _file_name(id: str) -> str:
+    return re.sub(r"[^\w.-]", "-", id)
 
 
 def _written(name: str, files: dict[str, str]) -> Path:

@@ -25,7 +25,7 @@ class Instance:
         image: published name of the image with the repository; None if there is none.
         test_command: shell command that runs the tests; None: `commands.command_of` knows it by repository.
         sdist: source release that the repository can be rebuilt from ("Django==3.0a1"); None if unknown.
-        bug_patch: patch that puts the bug into the image's repository before the agent starts; "" if it is there.
+        bug_patch: patch that puts the bug into the repository of the published image; "" if it is there.
         expected: the status that each test must have, in place of the two lists (R2E-Gym); None: the lists say it.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import FileChange, touched_files
 
-FOLDERS = frozenset({"test", "tests", "testing"})
+FOLDERS = frozenset({"test", "tests", "testing", "r2e_tests", ".venv"})
 FILES = frozenset(
     {
         *("conftest.py", "sitecustomize.py", "usercustomize.py", "noxfile.py", "runtests.py", "run_tests.sh"),

@@ -17,6 +17,7 @@ class Recipe:
         packages: name of a file in `requirements/`, without its ending.
         source: folder of the repository from which its package is imported ("src"); "" for the repository itself.
         programs: the test command's programs that releases lack, by their paths in the repository.
+        edits: what is replaced in files of the release, by their paths: the text and that in its place.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Recipe:
     packages: str
     source: str = ""
     programs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    edits: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)
 
     @property
     def requirements(self) -> str:
@@ -35,19 +37,21 @@ def _recipe(name: str, python: str, source: str = "") -> Recipe:
     return Recipe(f"swe-{name}-py{python.replace('.', '')}", python, f"{name}-{python}", source)
 
 
-# What `bin/test -C --verbose FILES` does in sympy's repository.
+# What `bin/test -C --verbose FILES` does in sympy's repository, except that the cache stays on: without it, some releases cannot
+# import their own units.
 _SYMPY_TEST = """#!/usr/bin/env python
 import os
 import sys
 
-if "-C" in sys.argv:
-    os.environ["SYMPY_USE_CACHE"] = "no"
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import sympy
 
 files = [word for word in sys.argv[1:] if not word.startswith("-")]
 sys.exit(not sympy.test(*files, verbose="--verbose" in sys.argv))
 """
+_SYMPY_PROGRAMS = {"bin/test": _SYMPY_TEST}
+# SWE-bench's own edit: else the log names no test that passed.
+_TOX = {"tox.ini": ("pytest", "pytest -rA")}
 # By the instances' versions, up to and with which a recipe holds. The Python is SWE-bench's where names of tests depend on it:
 # since 3.8, unittest also prints docstrings that begin on their second line.
 _RECIPES: dict[str, tuple[tuple[tuple[int, ...], Recipe], ...]] = {
@@ -56,9 +60,17 @@ _RECIPES: dict[str, tuple[tuple[tuple[int, ...], Recipe], ...]] = {
         ((4, 2), _recipe("django", "3.9")),
         ((5, 0), _recipe("django", "3.11")),
     ),
+    "mwaskom/seaborn": (((0, 14), _recipe("seaborn", "3.9")),),
     "pallets/flask": (((2, 3), _recipe("flask", "3.11", "src")),),
     "pytest-dev/pytest": (((6, 1), _recipe("pytest-5", "3.9", "src")), ((8, 0), _recipe("pytest-7", "3.9", "src"))),
-    "sympy/sympy": (((1, 12), replace(_recipe("sympy", "3.9"), programs={"bin/test": _SYMPY_TEST})),),
+    "sphinx-doc/sphinx": (
+        ((4, 4), replace(_recipe("sphinx-3", "3.9"), edits=_TOX)),
+        ((7, 4), replace(_recipe("sphinx-7", "3.9"), edits=_TOX)),
+    ),
+    "sympy/sympy": (
+        ((1, 4), replace(_recipe("sympy", "3.6"), programs=_SYMPY_PROGRAMS)),
+        ((1, 12), replace(_recipe("sympy", "3.9"), programs=_SYMPY_PROGRAMS)),
+    ),
 }
 
 

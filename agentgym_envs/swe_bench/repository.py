@@ -47,6 +47,8 @@ def make_release(name: str, recipe: Recipe, cache: Path, root: Path) -> None:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(text)
             (place / path).chmod(0o755)
+    for path, (text, other) in recipe.edits.items():
+        (place / path).write_text((place / path).read_text().replace(text, other))
     _tidy(place)
     python = f"python{recipe.python}"
     packages = root / "opt" / python / "lib" / python / "site-packages"
@@ -95,7 +97,7 @@ def _archive(name: str, python: str, cache: Path) -> Path:
     with _locked(kept):
         if not kept.is_dir():
             program = interpreters.find(python).told["program"]
-            options = ["--no-deps", "--no-binary", ":all:", "--disable-pip-version-check", "--quiet"]
+            options = ["--no-deps", "--no-binary", name.partition("==")[0], "--disable-pip-version-check", "--quiet"]
             with tempfile.TemporaryDirectory(dir=kept.parent) as work:
                 new = Path(work, "new")
                 command = [program, "-I", "-m", "pip", "download", *options, "--dest", str(new), name]

@@ -13,8 +13,11 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import PatchError
 
 FOLDER = "/testbed"
-# Images that SWE-bench publishes have the repository's Python in an environment of conda.
-ACTIVATE = "[ ! -f /opt/miniconda3/bin/activate ] || . /opt/miniconda3/bin/activate testbed"
+# Images that SWE-bench publishes have the repository's Python in an environment of conda, R2E-Gym's in one of venv.
+ACTIVATE = (
+    "[ ! -f /opt/miniconda3/bin/activate ] || . /opt/miniconda3/bin/activate testbed; "
+    f"[ ! -f {FOLDER}/.venv/bin/activate ] || . {FOLDER}/.venv/bin/activate"
+)
 LONGEST_PATCH = 8 * MEGABYTE
 OUTPUT = 8 * MEGABYTE  # of a test log
 _GIT_SECONDS = 120.0
@@ -32,14 +35,6 @@ git $settings add --all .
 git $settings -c diff.noprefix=false -c diff.mnemonicPrefix=false diff --cached --binary --full-index --no-renames \\
   --no-color --no-ext-diff --no-textconv --unified=3 --inter-hunk-context=0 --src-prefix=a/ --dst-prefix=b/ \\
   --diff-algorithm=myers --output="$1" "$2"
-"""
-_FORGET = f"""
-set -e
-cd {FOLDER}
-rm -rf .git
-git init --quiet --initial-branch=main
-git add --all
-git -c user.name=SWE-bench -c user.email=swe@bench commit --quiet --message="The repository before the issue was resolved"
 """
 _APPLY = f"""
 cd {FOLDER}
@@ -75,31 +70,28 @@ DEFAULT_SIZE = Size()
 
 
 def open_repository(
-    instance: Instance, backend: str | None = None, size: Size = DEFAULT_SIZE, timeout: float = 110.0
+    instance: Instance,
+    backend: str | None = None,
+    size: Size = DEFAULT_SIZE,
+    timeout: float = 110.0,
+    tests: bool = True,
+    patience: float = 0.0,
 ) -> Sandbox:
     """A sandbox with the instance's repository at its base commit, in `FOLDER`.
 
+    Args:
+        tests: it is to grade: it has the tests that its image may hold, and comes before those in which agents begin.
+        patience: seconds besides `timeout` to wait while others have all the room.
+
     Raises SandboxError, and ValueError if the instance has no image.
     """
-    limits = {"memory": size.memory, "cpus": size.cpus, "pids": size.pids, "disk": size.disk}
-    spec = SandboxSpec(image=image_of(instance), writable_root=True, output=OUTPUT, **limits)  # type: ignore[arg-type]
-    box = sandboxes.acquire(spec, backend=backend, timeout=timeout)
-    try:
-        if instance.bug_patch:
-            _put_bug(instance, box)
-    except BaseException:
-        box.close()
-        raise
-    return box
+    spec = spec_of(instance, size, tests)
+    return sandboxes.acquire(spec, backend=backend, timeout=timeout, patience=patience, first=tests)
 
 
-def _put_bug(instance: Instance, box: Sandbox) -> None:
-    """Apply the patch that makes the bug, and leave no trace of it in git: its only commit has the bug."""
-    if problem := apply(box, instance.bug_patch):
-        raise SandboxError(f"instance {instance.id}: its bug patch does not apply to its image: {problem}")
-    result = box.exec(["bash", "-c", _FORGET], timeout=_GIT_SECONDS, cwd="/", env=_NO_GIT_CONFIG)
-    if not result.ok:
-        raise SandboxError(f"instance {instance.id}: its history cannot be made anew: {result.stderr.strip()[-300:]}")
+def spec_of(instance: Instance, size: Size = DEFAULT_SIZE, tests: bool = False) -> SandboxSpec:
+    """The settings of the instance's sandboxes. ValueError: it has no image."""
+    return SandboxSpec(image=image_of(instance, tests), writable_root=True, output=OUTPUT, **vars(size))
 
 
 def run(box: Sandbox, command: str, timeout: float) -> ExecResult:

@@ -48,6 +48,16 @@ def test_the_environments_file_sets_defaults_of_other_sections_and_the_command_l
     assert (config.sft.episodes, config.trainer.steps, config.learner.lr, config.trainer.name) == (7, 3, 1e-4, "a b")
 
 
+def test_an_environments_file_may_choose_an_algorithm_and_the_command_line_another():
+    found = compose(["+env=swe_bench", "model.path=/no/such"]).algorithm
+    assert (found.name, found.correction.cap, found.overlong.mask) == ("drgrpo_tis", 2.0, True)
+    for words in ["+env=swe_bench", "algorithm=dapo"], ["algorithm=dapo", "+env=swe_bench"]:
+        assert (
+            compose([*words, "model.path=/no/such"]).algorithm
+            == compose(["+env=frozen_lake", "algorithm=dapo"]).algorithm
+        )
+
+
 def test_a_choice_of_a_group():
     assert compose(["+env=frozen_lake"]).engine.name == "vllm"
     assert compose(["+env=frozen_lake", "engine=embedded", "algorithm=grpo", "model=tiny"]).engine.name == "embedded"

@@ -114,6 +114,7 @@ def test_the_file_says_its_name_and_where_it_comes_from():
 def test_a_recipe_trains(name, played, ranks):
     config = copy.deepcopy(settings_of(f"algorithm={name}", "learner.workers=1", "learner.warmup_steps=0"))
     config.algorithm.updates_per_step = min(config.algorithm.updates_per_step, 2)
+    config.algorithm.overlong.mask = False  # all replies here are cut off
     assert config.algorithm.name == name
     learners = {role: InProcess(ranks[role], config) for role in roles_of(config)}
     before = {role: weights(ranks[role]) for role in learners}

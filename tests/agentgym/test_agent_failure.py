@@ -15,7 +15,8 @@ from agentgym.rewards import Rewarded, Rubric
 from agentgym.rollout.episode import Episode, Limits, run_episode, run_many
 from agentgym.sandbox import BackendDown, SandboxError, SandboxSpec, SandboxSpoiled, acquire
 from agentgym.sandbox.backends import bubblewrap, engine
-from agentgym.sandbox.pool import Lease, Places, SandboxPool
+from agentgym.sandbox.leases import Lease
+from agentgym.sandbox.pool import Places, SandboxPool
 
 BOTH = pytest.mark.parametrize(
     "backend",

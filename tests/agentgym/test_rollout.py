@@ -488,3 +488,32 @@ def test_an_abandoned_thread_does_not_keep_the_process_alive(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, check=True)
     assert "reset took longer than its limit of 0.2 s" in done.stdout
+
+
+def test_the_task_of_the_next_episode_is_prepared_before_one_is_played():
+    told = []
+
+    class Prepared(Echo):
+        def prepare(self, task):
+            told.append(task.id)
+
+        def init(self, task):
+            super().init(task)
+            told.append(f"init {task.id}")
+
+    episodes = [Episode(Task(name)) for name in "abc"]
+    asyncio.run(run_many(Prepared, lambda episode: ExpertPolicy(), episodes, concurrency=1))
+    assert told == ["b", "init a", "c", "init b", "init c"]
+
+
+@pytest.mark.parametrize(("seconds", "failed"), [(None, True), (30.0, False)])
+def test_an_environment_may_say_that_its_init_takes_long(seconds, failed):
+    class Slow(Echo):
+        init_seconds = seconds
+
+        def init(self, task):
+            time.sleep(0.5)
+            super().init(task)
+
+    played = asyncio.run(run_episode(Slow(), ExpertPolicy(), TASK, limits=Limits(init_timeout=0.1)))
+    assert played.failed == failed

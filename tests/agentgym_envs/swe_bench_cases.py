@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
+import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +89,20 @@ def swebench(module: str, major: int) -> ModuleType:
         sys.path.remove(str(root))
         for name in [name for name in sys.modules if name.partition(".")[0] == "swebench"]:
             _swebench_modules[major][name] = sys.modules.pop(name)
+
+
+@cache
+def swesmith_parser() -> Callable[[None, str], dict[str, str]]:
+    """SWE-smith's parser of pytest's logs, cut out of its package, which imports what is not installed; skips without."""
+    file = Path(sys.prefix, "swebench", "smith", "swesmith", "profiles", "python.py")
+    if not file.is_file():
+        pytest.skip("needs swesmith: make setup")
+    profile = next(node for node in ast.parse(file.read_text()).body if getattr(node, "name", "") == "PythonProfile")
+    body = [node for node in ast.iter_child_nodes(profile) if getattr(node, "name", "") == "log_parser"]
+    names: dict[str, Any] = {"re": re, "TestStatus": swebench("harness.constants", 5).TestStatus}
+    exec(compile(ast.Module(body, []), str(file), "exec"), names)  # type: ignore[arg-type]
+    found: Callable[[None, str], dict[str, str]] = names["log_parser"]
+    return found
 
 
 def _empty_packages(major: int) -> dict[str, ModuleType]:

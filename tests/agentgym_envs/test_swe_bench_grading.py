@@ -1,6 +1,5 @@
 """swe_bench: what grading makes of patches, on a real instance of Django in real sandboxes."""
 
-import contextlib
 import dataclasses
 
 import pytest
@@ -121,8 +120,6 @@ def test_a_patch_that_may_not_or_does_not_apply_says_why(judged, patch, said):
 def test_an_instance_whose_tests_do_not_run_is_an_error(judged, instance):
     with pytest.raises(GradingError, match="its tests do not run in its image"):
         judged(instance.patch, test_command="true")
-    with pytest.raises(SandboxError, match="its bug patch does not apply"):
-        judged("", bug_patch=MODIFIED)
 
 
 def test_a_sandbox_that_cannot_start_is_an_error(instance):
@@ -157,12 +154,3 @@ class TestPatch:
             cwd="/testbed",
         )
         assert patch_of(box, base).startswith("diff --git a/setup.py b/setup.py\n")
-
-    def test_a_bug_that_is_put_in_is_no_change_and_not_in_the_history(self, instance, backend):
-        with contextlib.closing(
-            open_repository(dataclasses.replace(instance, bug_patch=to_init("BUG = 1")), backend)
-        ) as box:
-            assert patch_of(box, base_of(box)) == ""
-            history = box.exec("git log --oneline --all; git log -p --all -- setup.py | grep -c BUG", cwd="/testbed")
-            assert len(history.stdout.splitlines()) == 2
-            assert "BUG = 1" in box.exec("cat /testbed/django/__init__.py").stdout

@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swe_bench_cases import THEIRS, swebench
+from swe_bench_cases import THEIRS, swebench, swesmith_parser
 
 from agentgym_envs.swe_bench import logs
 from agentgym_envs.swe_bench.logs import STATUSES, log_parser
@@ -267,6 +267,13 @@ PIECES = [
     *(" ... System check identified no issues (0 silenced)", "--version is equivalent to version"),
     "Applying sites.0002_alter_domain_unique...test_no_migrations",
 ]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(pieces=st.lists(st.sampled_from([*PIECES, *(f"a.py::t {status}" for status in STATUSES)]), max_size=30))
+def test_swe_smith_reads_the_same_of_any_log(pieces):
+    log = "".join(pieces)
+    assert log_parser("swesmith/oauthlib__oauthlib.1fd52536")(log) == swesmith_parser()(None, log)
 
 
 @pytest.mark.parametrize("repo", THEIRS)

@@ -30,6 +30,7 @@ from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command
 from agentgym.sandbox.guest.project_files import PACKAGES, project_files
 from agentgym.sandbox.images import build as images
+from agentgym.sandbox.images import shelf
 
 LOG = logging.getLogger(__name__)
 END_PATIENCE = 10.0
@@ -66,11 +67,8 @@ def open_bubblewrap(spec: SandboxSpec, run: str, rootfs: Path | None = None) -> 
         todo = "install bubblewrap (apt install bubblewrap), or use the docker back end"
         raise SandboxError(f"no bwrap on the PATH: {todo}")
     found = rootfs if rootfs is not None else image_root(spec.image)
-    if spec.writable_root and os.getuid():
-        raise SandboxError("bubblewrap gives a writable root to root only: run as root, or use the docker back end")
-    if spec.writable_root and found is None:
-        todo = f"run `agentgym sandbox build {spec.image}`"
-        raise SandboxError(f"a writable root needs an image, and this machine's programs stand in for it: {todo}")
+    if spec.writable_root and (why_not := no_writable_root(spec.image, found)):
+        raise SandboxError(why_not)
     if found is not None and os.getuid() and len(images.layers_of(found)) > 1:
         raise SandboxError(f"bubblewrap mounts images of several layers, such as {spec.image!r}, for root only")
     return Embedded(run, spec, found).open()
@@ -83,6 +81,16 @@ def usable() -> str:
     except SandboxError as error:
         return str(error)
     return ""
+
+
+def no_writable_root(image: str, rootfs: Path | None) -> str | None:
+    """The reason why there is none for an image; None if there is."""
+    if os.getuid():
+        return "bubblewrap gives a writable root to root only: run as root, or use the docker back end"
+    if rootfs is None:
+        todo = f"run `agentgym sandbox build {image}`"
+        return f"a writable root needs an image, and this machine's programs stand in for it: {todo}"
+    return None
 
 
 def image_root(name: str) -> Path | None:
@@ -108,6 +116,7 @@ class Embedded:
         self.process: subprocess.Popen[bytes] | None = None
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sandbox
         self.record = records() / f"{self.id}.json"
+        self.held = shelf.hold(layer.parent for layer in self.layers if shelf.read(layer.parent))
 
     def open(self) -> GuestSandbox:
         spec = self.spec
@@ -215,6 +224,8 @@ class Embedded:
         else:
             self.record.unlink(missing_ok=True)
         self.errors.close()
+        for file in self.held:
+            file.close()
 
 
 def _kill_tree(pid: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox.api import GROUP_ID, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
@@ -60,6 +60,7 @@ def open_docker(spec: SandboxSpec, run: str) -> GuestSandbox:
 
     SandboxError: the engine does not answer or refuses, the image is missing, or the guest does not come up.
     """
+    images.used(spec.image)
     return _open(spec, run, _masked(spec.image, run))
 
 
@@ -100,11 +101,14 @@ def _open(spec: SandboxSpec, run: str, masked: Sequence[str] = ()) -> GuestSandb
 
 
 def _masked(image: str, run: str) -> Sequence[str]:
-    """The paths to cover in a foreign image, so that programs see no file of this project, whose tasks hold answers."""
-    if not images.is_reference(image):
+    """The paths to cover in a foreign image, so that programs see no file of this project, whose tasks hold answers.
+
+    Those that are built from a folder were searched when their files were copied.
+    """
+    if not images.is_reference(image) and images.rootfs(image) is not None:
         return ()
     api = engine.client()
-    id = (engine.inspect_image(api, image) or {}).get("Id", "")
+    id = (engine.inspect_image(api, images.docker_tag(image)) or {}).get("Id", "")
     if id and id not in _covers:
         with closing(_open(SandboxSpec(image=image), run)) as box:
             search = box.exec(["python3", "-I", "-c", source("project_files")], timeout=SEARCH_SECONDS)
@@ -205,6 +209,24 @@ def _config(
 
 def _unlimited_layers() -> bool:
     return os.environ.get(UNLIMITED) == "1"
+
+
+def no_writable_root(image: str) -> str | None:
+    """The reason why the engine gives an image no writable root with a limit; None if it does, or need not."""
+    if _unlimited_layers():
+        return None
+    api, name = engine.client(), f"agentgym-{secrets.token_hex(6)}"
+    try:
+        with engine.failures("asking for a limited layer"):
+            limited = api.create_host_config(storage_opt={"size": str(MEGABYTE)}, network_mode="none")
+            api.create_container(image, ["true"], name=name, host_config=limited, labels={"agentgym.copy": image})
+    except SandboxError as error:
+        if "storage-opt" not in str(getattr(error.__cause__, "explanation", "")):
+            raise
+        return f"the Docker Engine at {engine.address()} cannot limit a container's layer, {_NO_LIMIT}"
+    finally:
+        _remove_quietly(name)
+    return None
 
 
 @cache

@@ -194,6 +194,22 @@ def build_image(api: APIClient, folder: Path, tag: str, name: str, say: Callable
                     last = [*last[-2:], text.strip()]
 
 
+def untag(api: APIClient, tag: str) -> bool:
+    """Remove an image, or a name of it; False if a container has it."""
+    from docker.errors import APIError, ImageNotFound
+
+    with failures(f"removing {tag}"):
+        try:
+            api.remove_image(tag)
+        except ImageNotFound:
+            return True
+        except APIError as error:
+            if error.status_code != 409:
+                raise
+            return False
+    return True
+
+
 @contextmanager
 def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
     if shutil.which("tar") is None:

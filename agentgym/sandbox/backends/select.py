@@ -1,13 +1,14 @@
 """`acquire`: the choice of a back end, and the pools that all environments of a process share; the removal of what is left.
 
-"auto" takes docker if an engine answers and has the image, else bubblewrap if it works. A sandbox ends with the process that
-made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
+"auto" takes docker if an engine answers, has the image and grants what the spec asks for, else bubblewrap if it works. A sandbox
+ends with the process that made it, because its guest loses its standard input; some remain, for example where the Docker Engine was killed too.
 """
 
 import atexit
 import difflib
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from functools import partial
 from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
-from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec
+from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec, whole_number
 from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
-from agentgym.sandbox.pool import Places, SandboxPool
+from agentgym.sandbox.pool import Places, Room, SandboxPool
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
 KEPT_SECONDS = 2.0  # for which an answer holds: many sandboxes may be lost at once
@@ -40,6 +41,8 @@ IDLE_SECONDS = 300.0  # after which an unused sandbox is closed
 REMOTE_IDLE_SECONDS = 60.0  # and one of a server's, which others may want
 URL = ("http://", "https://")
 LIMIT = 64  # sandboxes of a process at a time, unless AGENTGYM_SANDBOXES says otherwise
+# Their memory together, in that of the machine, unless AGENTGYM_SANDBOX_MEMORY says otherwise: few use all that they may.
+OVERCOMMITTED = 2
 
 _log = logging.getLogger("agentgym.sandbox")
 
@@ -96,7 +99,7 @@ class _ProcessState:
 
     def begin_anew(self) -> None:
         self.lock = threading.RLock()
-        self.choices: dict[tuple[str | None, str, str], Choice] = {}
+        self.choices: dict[tuple[str | None, str, str, bool], Choice] = {}
         self.pools: dict[tuple[Any, ...], SandboxPool] = {}
         self.places: Places | None = None
         self.bubblewrap_works = False
@@ -106,7 +109,9 @@ process_state = _ProcessState()
 os.register_at_fork(after_in_child=process_state.begin_anew)
 
 
-def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0) -> Sandbox:
+def acquire(
+    spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0, *, patience: float = 0.0, first: bool = False
+) -> Sandbox:
     """A clean sandbox from the process's pool of equal specs; `close` gives it back.
 
     Args:
@@ -114,16 +119,23 @@ def acquire(spec: SandboxSpec, backend: str | None = None, timeout: float = 110.
             those of AGENTGYM_SANDBOX_URL, or None for AGENTGYM_SANDBOX, else "auto".
         timeout: seconds to wait for one. The default is just under what `Limits` gives `init`, so that this error, which
             says why, comes first.
+        patience: seconds more for which it waits while others have all the room.
+        first: come before all who ask without it, as where an episode cannot end without a second sandbox.
 
     Raises:
         SandboxError: no back end can be used here, or there was no sandbox in time; says what failed.
         ValueError: there is no such back end or image.
     """
-    return _pool(choose(backend, spec.image).name, spec).acquire(timeout)
+    return _pool(choose(backend, spec.image, spec.writable_root).name, spec).acquire(timeout, patience, first)
 
 
-def choose(backend: str | None = None, image: str = "python") -> Choice:
-    """The back end for an image; a choice that succeeded is kept.
+def prepare(spec: SandboxSpec, backend: str | None = None) -> None:
+    """Begin to start a sandbox that `acquire` will soon ask for, if there is room. Raises as `choose` does."""
+    _pool(choose(backend, spec.image, spec.writable_root).name, spec).prepare()
+
+
+def choose(backend: str | None = None, image: str = "python", writable_root: bool = False) -> Choice:
+    """The back end for an image, and for a writable root if that is wanted; a choice that succeeded is kept.
 
     Raises:
         SandboxError: none can be used here; says what to install or to start.
@@ -133,20 +145,20 @@ def choose(backend: str | None = None, image: str = "python") -> Choice:
     source = "it was asked for" if backend is not None else "AGENTGYM_SANDBOX says so"
     wanted = check_backend(wanted, "AGENTGYM_SANDBOX" if backend is None else "sandbox")
     with process_state.lock:
-        choice = process_state.choices.get((backend, wanted, image))
+        choice = process_state.choices.get((backend, wanted, image, writable_root))
         if choice is None:
-            choice = _best(image) if wanted == "auto" else Choice(wanted, source)
-            if wanted != "auto" and (why_not := _why_not(wanted, image)) is not None:
+            choice = _best(image, writable_root) if wanted == "auto" else Choice(wanted, source)
+            if wanted != "auto" and (why_not := _why_not(wanted, image, writable_root)) is not None:
                 what = f"no sandbox of image {image!r} by {wanted}, and {source}"
                 raise SandboxError(f"{what}: {why_not}; or take another back end")
-            process_state.choices[backend, wanted, image] = choice
+            process_state.choices[backend, wanted, image, writable_root] = choice
             _log.info("sandboxes of image %r: %s, because %s", image, choice.name, choice.reason)
     return choice
 
 
-def describe(backend: str | None = None, image: str = "python") -> str:
+def describe(backend: str | None = None, image: str = "python", writable_root: bool = False) -> str:
     """The choice in a line for people: "docker, because ...". Raises as `choose` does."""
-    choice = choose(backend, image)
+    choice = choose(backend, image, writable_root)
     return f"{choice.name}, because {choice.reason}"
 
 
@@ -177,12 +189,12 @@ def run_label() -> str:
     return os.environ.get("AGENTGYM_RUN") or f"{os.getpid()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _best(image: str) -> Choice:
-    no_docker = _why_not("docker", image)
+def _best(image: str, writable_root: bool) -> Choice:
+    no_docker = _why_not("docker", image, writable_root)
     if no_docker is None:
         tag = images.docker_tag(image)
         return Choice("docker", f"the engine at {engine.address()} answers and has the image {tag}")
-    no_bubblewrap = _why_not("bubblewrap", image)
+    no_bubblewrap = _why_not("bubblewrap", image, writable_root)
     if no_bubblewrap is None:
         return Choice("bubblewrap", f"it works here and docker does not: {no_docker}")
     todo = f"start a Docker Engine and run `{images.docker_command(image)}`"
@@ -191,8 +203,8 @@ def _best(image: str) -> Choice:
     raise SandboxError(f"no sandbox for programs: {todo}. docker: {no_docker}; bubblewrap: {no_bubblewrap}")
 
 
-def _why_not(name: str, image: str) -> str | None:
-    """The reason why a back end cannot be used for an image; None if it can."""
+def _why_not(name: str, image: str, writable_root: bool) -> str | None:
+    """The reason why a back end cannot be used for an image, or not with a writable root; None if it can."""
     if name.startswith(URL):
         from agentgym.sandbox.backends import remote
 
@@ -204,14 +216,17 @@ def _why_not(name: str, image: str) -> str | None:
         if name == "docker":
             tag = images.docker_tag(image)
             todo = f"the engine at {engine.address()} has no image {tag}: run `{images.docker_command(image)}`"
-            return todo if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None else None
+            if engine.way_of(engine.client(ENGINE_SECONDS), tag) is None:
+                return todo
+            return docker.no_writable_root(tag) if writable_root else None
         if images.is_reference(image) and not images.TAG.fullmatch(image):
             return f"it has no Docker images such as {image}"
         images.rootfs(image)
         if not process_state.bubblewrap_works and (why_not := bubblewrap.usable()):
             return why_not
         process_state.bubblewrap_works = True
-        bubblewrap.image_root(image)
+        found = bubblewrap.image_root(image)
+        return bubblewrap.no_writable_root(image, found) if writable_root else None
     except SandboxError as error:
         return str(error)
     return None
@@ -221,10 +236,7 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
     key = (name, *((k, tuple(sorted(v.items())) if k == "env" else v) for k, v in vars(spec).items()))
     with process_state.lock:
         if process_state.places is None:
-            limit = os.environ.get("AGENTGYM_SANDBOXES") or str(LIMIT)
-            if not limit.isdecimal() or int(limit) < 1:
-                raise ValueError(f"AGENTGYM_SANDBOXES={limit}: must be a whole number of at least 1")
-            process_state.places = Places(int(limit))
+            process_state.places = Places(_all_room())
             atexit.register(close_pools)
             threading.Thread(target=remove_dead, name="sandbox cleanup", daemon=True).start()
         if key not in process_state.pools:
@@ -234,11 +246,31 @@ def _pool(name: str, spec: SandboxSpec) -> SandboxPool:
             process_state.pools[key] = SandboxPool(
                 lambda: open_one(spec, run),
                 process_state.places,
+                size=_size(name, spec),
                 name=f"{name} {spec.image!r}",
                 idle_seconds=REMOTE_IDLE_SECONDS if name.startswith(URL) else IDLE_SECONDS,
                 up_since=Health(lambda: open_one(probe, run), unbroken_since).up_since,
             )
         return process_state.pools[key]
+
+
+def _all_room() -> Room:
+    """The room of this process's sandboxes. ValueError: a variable is wrong."""
+    memory = OVERCOMMITTED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    known = next(folder for folder in (images.cache_folder(), *images.cache_folder().parents) if folder.is_dir())
+    defaults = {
+        "AGENTGYM_SANDBOXES": LIMIT,
+        "AGENTGYM_SANDBOX_MEMORY": memory,
+        "AGENTGYM_SANDBOX_DISK": shutil.disk_usage(known).free,
+    }
+    return Room(*(whole_number(name, default) for name, default in defaults.items()))
+
+
+def _size(name: str, spec: SandboxSpec) -> Room:
+    """What one takes of this machine. Under bubblewrap files count towards `memory`; docker keeps a writable root on disk."""
+    if name.startswith(URL):
+        return Room()
+    return Room(1, spec.memory, spec.disk if name == "docker" and spec.writable_root else 0)
 
 
 def opener(name: str) -> Callable[[SandboxSpec, str], GuestSandbox]:

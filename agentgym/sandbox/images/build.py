@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agentgym.sandbox.api import SandboxError
+from agentgym.sandbox.api import SandboxError, whole_number
 from agentgym.sandbox.backends import engine
 from agentgym.sandbox.guest.project_files import project_files
-from agentgym.sandbox.images import debian, interpreters, layers
+from agentgym.sandbox.images import debian, interpreters, layers, shelf
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 WAYS = ("auto", "registry", "packages")
 TAG = re.compile(r"agentgym/([a-z0-9][a-z0-9-]*):([0-9a-f]{12})")  # of an image that was built here or on a client
 LAYER = "layer"  # how an image with a base is built
+BYTES = "AGENTGYM_SANDBOX_IMAGES"  # that all root folders may take; by default half of their disk
 FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
 
 
@@ -70,11 +71,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Built:
-    """A built image. `tag` is None where it was not built for Docker; `fresh` is False if nothing had to be built."""
+    """A built image; `tag` or `rootfs` is None where it was not built for Docker or bubblewrap. `fresh`: it had to be built."""
 
     name: str
     way: str
-    rootfs: Path
+    rootfs: Path | None
     tag: str | None
     bytes: int
     seconds: float
@@ -146,13 +147,13 @@ def rootfs(image: str) -> Path | None:
     """The root folder of an image (its name, path or tag), or None if it is not built. ValueError if there is no such image."""
     tag = TAG.fullmatch(image)
     place = cache_folder() / tag[1] / tag[2] if tag else recipe(image).place
-    return place / "rootfs" if _record(place) else None
+    return place / "rootfs" if shelf.read(place) else None
 
 
 def layers_of(root: Path) -> tuple[Path, ...]:
     """An image's root folder and those of the images below it, the nearest first. SandboxError if one is gone."""
     found = [root]
-    while tag := (_record(found[-1].parent) or {}).get("base"):
+    while tag := (shelf.read(found[-1].parent) or {}).get("base"):
         below = rootfs(tag)
         if below is None:
             raise SandboxError(f"{root.parent} needs the image {tag}, which is not there any more: build it again")
@@ -173,6 +174,7 @@ def build(
     force: bool = False,
     say: Callable[[str], None] = lambda text: None,
     fill: layers.Fill | None = None,
+    rootfs: bool = True,
 ) -> Built:
     """Make an image, and those below it, unless it is there. Of two processes the second waits for the first.
 
@@ -181,6 +183,7 @@ def build(
         how: "registry", "packages", or "auto": the registry if it answers, else packages.
         docker: whether to make a Docker image too; None: if an engine answers.
         force: rebuild it, and none below it. Sandboxes that run from its root folder lose their files.
+        rootfs: whether to copy the files of an image that Docker builds, for bubblewrap.
         fill: puts files into the root folder of a layer, besides what its folder says; not called if that is there.
 
     Raises:
@@ -195,36 +198,44 @@ def build(
     if what.base is not None:
         return _build_layer(what, what.base, how, docker, force, say, fill)
     place = what.place
-    with _locked(say):
+    with _locked(say, place.parent):
         api = None
         if docker is None and how != "registry" and (reason := engine.unavailable()):
             say(f"no Docker image is made: {reason}")
         elif docker is not False:
             api = engine.client()
-        kept = _record(place)
+        kept = shelf.read(place)
         if kept and (force or how not in ("auto", kept["way"])):
             kept = None
-        tagged = engine.way_of(api, what.tag) if api else None
-        if force or how not in ("auto", tagged):
-            tagged = None
-        fresh = kept is None or (api is not None and tagged is None)
+        tagged = engine.way_of(api, what.tag) if api and not force else None
+        tagged = tagged if how in ("auto", tagged) else None
+        fresh = (kept is None and (rootfs or tagged is None)) or (api is not None and tagged is None)
         if kept is None and tagged is None:
             tagged = _make(what, how, api, say)
         if kept is None and tagged is not None and api is not None:
-            with _work(place) as work:
-                say("copying the image's files out of Docker")
-                exported = engine.export_image(api, what.tag, work)
-                if next(project_files(str(exported)), None):
-                    api.remove_image(what.tag, force=True)
-                _publish(exported, what, tagged)
-        kept = _record(place)
+            if not rootfs:
+                size = (engine.inspect_image(api, what.tag) or {}).get("Size", 0)
+                return Built(name, tagged, None, what.tag, size, time.monotonic() - started, fresh)
+            _export(what, tagged, api, say)
+        kept = shelf.read(place)
         if kept is None:
             raise SandboxError(f"{place} was removed while {name} was being built")
         root, way = place / "rootfs", kept["way"]
         if api is not None and tagged is None:
             say("importing it into Docker")
             engine.load_image(api, root, what.tag, name, way)
+    _make_room(what, fresh, api, say)
     return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
+
+
+def _export(what: Recipe, way: str, api: APIClient, say: Callable[[str], None]) -> None:
+    """Copy the files of a Docker image, for bubblewrap."""
+    with _work(what.place) as work:
+        say("copying the image's files out of Docker")
+        exported = engine.export_image(api, what.tag, work)
+        if next(project_files(str(exported)), None):
+            api.remove_image(what.tag, force=True)
+        _publish(exported, what, way)
 
 
 def _build_layer(
@@ -240,7 +251,7 @@ def _build_layer(
     build(str(base.folder), how, docker=docker, say=lambda text: say(f"{base.name}: {text}"))
     with _locked(say, what.place.parent):
         api = engine.client() if docker or (docker is None and engine.unavailable() is None) else None
-        fresh = force or _record(what.place) is None
+        fresh = force or shelf.read(what.place) is None
         if fresh:
             below = rootfs(base.tag)
             if below is None:
@@ -254,10 +265,26 @@ def _build_layer(
             say("adding it to Docker")
             engine.add_layer(api, base.tag, what.place / "rootfs", what.tag, what.name, LAYER)
             fresh = True
-    size = (_record(what.place) or {}).get("bytes", 0)
+    _make_room(what, fresh, api, say)
+    size = (shelf.read(what.place) or {}).get("bytes", 0)
     return Built(
         what.name, LAYER, what.place / "rootfs", what.tag if api else None, size, time.monotonic() - started, fresh
     )
+
+
+def _make_room(what: Recipe, fresh: bool, api: APIClient | None, say: Callable[[str], None]) -> None:
+    """An image was asked for: it is the last that goes, and if it is new, others may have to go for it."""
+    used(what.tag)
+    if fresh:
+        most = whole_number(BYTES, shutil.disk_usage(what.place).total // 2)
+        shelf.evict(cache_folder(), most, what.place, lambda tag: api is None or engine.untag(api, tag), say)
+
+
+def used(image: str) -> None:
+    """Count an image and those below it as used now, if their files are here."""
+    root = rootfs(image) if not is_reference(image) or TAG.fullmatch(image) else None
+    for file in shelf.hold(layer.parent for layer in layers_of(root)) if root is not None else ():
+        file.close()
 
 
 def _make_layer(
@@ -328,14 +355,6 @@ def base_of(dockerfile: Path) -> str:
     raise SandboxError(f"{dockerfile} has no FROM line")
 
 
-def _record(place: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads((place / "image.json").read_text())
-    except FileNotFoundError:
-        return None
-    return record
-
-
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
     work = place.parent / f"{place.name}.part"
@@ -366,15 +385,14 @@ def _publish(root: Path, what: Recipe, way: str) -> None:
     size = sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
     root.rename(finished / "rootfs")
     base = {"base": what.base.tag} if what.base is not None else {}
-    (finished / "image.json").write_text(json.dumps({"way": way, "bytes": size, "made": time.time(), **base}))
+    (finished / shelf.RECORD).write_text(json.dumps({"way": way, "bytes": size, "made": time.time(), **base}))
     if what.place.exists():
         what.place.rename(root.parent / "old")
     finished.rename(what.place)
 
 
 @contextmanager
-def _locked(say: Callable[[str], None], folder: Path | None = None) -> Iterator[None]:
-    folder = folder or cache_folder()
+def _locked(say: Callable[[str], None], folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")

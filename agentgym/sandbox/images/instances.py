@@ -19,8 +19,8 @@ class InstanceImage:
     error: str = ""
 
 
-# (file, ids, docker, force, jobs, say) -> the images; see `build_instances`.
-Builder = Callable[[str, Iterable[str], bool | None, bool, int, Callable[[str], None]], list[InstanceImage]]
+# (file, ids, docker, force, rootfs, jobs, say) -> the images; see `build_instances`.
+Builder = Callable[[str, Iterable[str], bool | None, bool, bool, int, Callable[[str], None]], list[InstanceImage]]
 
 
 def register_instance_images(name: str, builder: str) -> None:
@@ -35,6 +35,7 @@ def build_instances(
     *,
     docker: bool | None = None,
     force: bool = False,
+    rootfs: bool = True,
     jobs: int = 2,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[InstanceImage]:
@@ -49,4 +50,4 @@ def build_instances(
             f"no images of instances are called {name!r}; there are {', '.join(sorted(_builders)) or 'none'}"
         )
     builder: Builder = import_path(_builders[name])
-    return builder(file, only, docker, force, jobs, say)
+    return builder(file, only, docker, force, rootfs, jobs, say)

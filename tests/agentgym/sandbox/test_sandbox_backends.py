@@ -8,15 +8,17 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from engine_proxy import EngineProxy
 
-from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
-from agentgym.sandbox.backends import engine
+from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe, prepare
+from agentgym.sandbox.backends import docker, engine
 from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
-from agentgym.sandbox.pool import Places
+from agentgym.sandbox.pool import Places, Room
 
 NO_ENGINE = "unix:///no/such/docker.sock"
 SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
@@ -89,6 +91,24 @@ class TestChoosing:
         assert choice.name == "bubblewrap"
         assert "has no image agentgym/python:never-built" in choice.reason
         assert "agentgym sandbox build python" in choice.reason
+
+    @pytest.mark.docker
+    @pytest.mark.bubblewrap
+    def test_an_engine_that_limits_no_layers_is_not_taken_for_a_writable_root(self, monkeypatch):
+        """The engine of the tests is on ext4."""
+        monkeypatch.delenv(docker.UNLIMITED, raising=False)
+        choice = choose("auto", writable_root=True)
+        assert (choice.name, choose("auto").name) == ("bubblewrap", "docker")
+        assert "cannot limit a container's layer" in choice.reason
+        assert f"{docker.UNLIMITED}=1" in choice.reason
+        with pytest.raises(SandboxError, match="cannot limit a container's layer"):
+            choose("docker", writable_root=True)
+        assert not engine.client().containers(all=True, filters={"label": "agentgym.copy"})
+
+    @pytest.mark.docker
+    def test_unless_layers_without_a_limit_are_accepted(self, monkeypatch):
+        monkeypatch.setenv(docker.UNLIMITED, "1")
+        assert choose("auto", writable_root=True).name == "docker"
 
     def test_with_neither_the_error_says_what_to_install(self, monkeypatch, tmp_path):
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
@@ -228,6 +248,33 @@ class TestPools:
         monkeypatch.setenv("AGENTGYM_SANDBOXES", wrong)
         with pytest.raises(ValueError, match=f"AGENTGYM_SANDBOXES={wrong}"):
             acquire(SPEC, "bubblewrap")
+
+    def test_memory_and_disk_are_limited_together_and_each_back_end_counts_what_it_uses(self, monkeypatch):
+        """Under bubblewrap files count towards memory; docker keeps a writable root on disk."""
+        monkeypatch.setenv("AGENTGYM_SANDBOX_MEMORY", str(SPEC.memory))
+        monkeypatch.setenv("AGENTGYM_SANDBOX_DISK", "1000")
+        writable = replace(SPEC, writable_root=True)
+        needed = {
+            name: backends._pool(name, spec).size
+            for name, spec in (("bubblewrap", writable), ("docker", writable), ("http://h:1", writable))
+        }
+        assert needed["bubblewrap"] == Room(1, SPEC.memory, 0)
+        assert needed["docker"] == Room(1, SPEC.memory, SPEC.disk)
+        assert needed["http://h:1"] == Room(1, 0, 0)
+        with pytest.raises(SandboxError, match="AGENTGYM_SANDBOX_DISK"):
+            backends._pool("docker", writable).acquire()
+        with pytest.raises(SandboxError, match="AGENTGYM_SANDBOX_MEMORY"):
+            backends._pool("bubblewrap", replace(SPEC, memory=SPEC.memory + 1)).acquire()
+
+    def test_one_is_prepared_and_its_caller_waits_for_no_start(self, backend):
+        prepare(SPEC, backend)
+        [pool] = backends.process_state.pools.values()
+        until(lambda: pool.idle)
+        ready = pool.idle[0][0].id
+        with closing(acquire(SPEC, backend)) as box:
+            assert box.id == ready
+            assert box.exec("echo well").stdout == "well\n"
+        assert len(of_this_run()) == 1
 
     def test_sandboxes_carry_the_runs_label(self, backend):
         box = acquire(SPEC, backend)

@@ -139,6 +139,56 @@ def test_sandboxes_of_a_killed_process_leave_no_mount(built):
         assert "agentgym-bubblewrap" not in mounts.read()
 
 
+class TestTheLeastRecentlyUsedGo:
+    """The cache is a copy, since other tests go on to use what is removed from it."""
+
+    @pytest.fixture
+    def cache(self, built, tmp_path, monkeypatch):
+        (tmp_path / "agentgym").mkdir()
+        subprocess.run(["cp", "-al", images.cache_folder(), tmp_path / "agentgym"], check=True)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+        return images.cache_folder()
+
+    @pytest.fixture
+    def left(self, cache):
+        return lambda: {place.parent.name for place in cache.glob("*/*") if (place / "image.json").is_file()}
+
+    def test_a_new_image_takes_the_room_of_old_ones(self, built, left, monkeypatch, tmp_path):
+        bottom = images.recipe(str(built[1])).base.base
+        monkeypatch.setenv(images.BYTES, str(images.shelf.read(bottom.place)["bytes"] + 1000))
+        said = []
+        images.build(str(write(tmp_path / "new", base=str(bottom.folder))), say=said.append)
+        assert left() == {"bottom", "new"}
+        assert [line.split(":")[0] for line in said if "removed" in line] == [
+            "removed the image agentgym/top",
+            "removed the image agentgym/middle",
+        ]
+
+    def test_but_not_of_those_in_use_or_below_others(self, built, cache, left):
+        box = open_on("bubblewrap", SandboxSpec(image=str(built[1])))
+        said = []
+        images.shelf.evict(cache, 1, cache, lambda tag: True, said.append)
+        assert left() == {"top", "middle", "bottom"}
+        assert "none can be removed" in said[-1]
+        assert box.exec("cat /srv/new").stdout == "new"
+        box.close()
+        images.shelf.evict(cache, 1, cache, lambda tag: "top" in tag, said.append)
+        assert left() == {"middle", "bottom"}, "docker has a container of the second"
+
+    def test_use_is_what_counts_and_not_age(self, cache, left, tmp_path):
+        for number, name in enumerate(("one", "two", "three")):
+            (cache / name / "0123456789ab").mkdir(parents=True)
+            record = cache / name / "0123456789ab/image.json"
+            record.write_text('{"way": "packages", "bytes": 1}')
+            os.utime(record, (number, number))
+        images.used("agentgym/one:0123456789ab")
+        total = sum(images.shelf.read(place)["bytes"] for place in cache.glob("*/*") if (place / "image.json").exists())
+        images.shelf.evict(cache, total - 1, cache, lambda tag: True)
+        assert left() >= {"one", "three"}
+        assert "two" not in left()
+
+
 class TestRecipes:
     def test_the_digest_depends_on_the_base_and_not_on_its_place(self, tmp_path):
         for place in "one", "two":

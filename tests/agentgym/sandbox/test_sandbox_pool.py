@@ -268,7 +268,7 @@ def test_surplus_is_closed_after_a_while_and_no_thread_is_left(pool_of, maker):
         lease.close()
     until(lambda: len(maker.closed) == 4)
     until(lambda: pool.workers == 0)
-    assert pool.places.taken == 0
+    assert pool.places.taken.sandboxes == 0
     assert pool.acquire().alive
 
 
@@ -318,7 +318,7 @@ def test_closing_ends_the_lent_ones_too(pool_of, maker):
     lease.close()
     with pytest.raises(SandboxError, match="closed"):
         pool.acquire()
-    assert pool.places.taken == 0
+    assert pool.places.taken.sandboxes == 0
 
 
 def test_closing_tells_those_who_wait(pool_of):
@@ -353,7 +353,7 @@ def test_what_is_made_after_the_close_is_closed_at_once(pool_of, maker):
         with pytest.raises(SandboxError):
             wait.result()
     until(lambda: maker.closed)
-    until(lambda: pool.places.taken == 0)
+    until(lambda: pool.places.taken.sandboxes == 0)
     assert not maker.living
 
 
@@ -385,9 +385,11 @@ def test_whatever_happens_no_place_is_lost_and_nothing_dirty_is_lent(limit, user
         list(threads.map(use, faults))
     maker.reset_fails = False
     pool.acquire(timeout=20).close()  # also collects what was forgotten
-    until(lambda: pool.places.taken == len(pool.idle) and not pool.creating + pool.resetting + len(pool.dirty))
-    assert pool.places.taken <= limit
-    assert pool.places.ending == 0
+    until(
+        lambda: pool.places.taken.sandboxes == len(pool.idle) and not pool.creating + pool.resetting + len(pool.dirty)
+    )
+    assert pool.places.taken.sandboxes <= limit
+    assert pool.places.ending.sandboxes == 0
     pool.close()
     assert not maker.living
 

@@ -137,6 +137,13 @@ class TestAttacks:
         box.reset()
         box.write("/testbed/x", "x" * 100_000)
 
+    def test_filling_the_memory_through_the_layer(self, open_sandbox, backend):
+        """Under bubblewrap a layer's bytes are the programs' memory, and so count among all that a machine has."""
+        if backend == "docker":
+            pytest.skip("the engine keeps it on its disk")
+        box = open_sandbox(writable_root=True, memory=64 * MEGABYTE, disk=256 * MEGABYTE)
+        assert box.exec("head -c 150000000 /dev/zero > /var/tmp/fill", timeout=60).oom_killed
+
     def test_filling_it_with_empty_files(self, box, backend):
         code = "import os\nos.mkdir('/var/tmp/fill')\nfor n in range(20_000): open(f'/var/tmp/fill/{n}', 'w').close()"
         result = box.exec(["python3", "-c", code], timeout=60)
