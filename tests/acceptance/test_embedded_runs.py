@@ -132,10 +132,11 @@ def test_with_learning_rate_0_the_evaluation_is_flat(frozen) -> None:
 
 
 def test_one_learner_rank_and_two_learn_the_same(finished, first) -> None:
-    both = finished(*SETTINGS, "learner.workers=2", "trainer.steps=1")
-    for ours, theirs in zip(both.of_kind("sft"), first.of_kind("sft"), strict=True):
-        assert ours["tokens"] == theirs["tokens"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    """From the same weights: the last bits of a warm start may differ, and one of them may turn a sampled token."""
+    start = f"model.path={first.folder / 'checkpoints' / 'step-000000'}"
+    plain = [setting for setting in SETTINGS if not setting.startswith(("sft.", "model.tiny"))]
+    both = finished(*plain, start, "sft.episodes=0", "learner.workers=2", "trainer.steps=1")
+    assert sampled(both)["train-000001.jsonl"] == sampled(first)["train-000001.jsonl"]
     ours, theirs = (run.of_kind("train")[0]["update"] for run in (both, first))
     assert theirs["grad_norm"] > 0
     assert ours["tokens"] == theirs["tokens"]
