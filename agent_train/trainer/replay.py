@@ -25,7 +25,7 @@ from agent_train.learner.role_start import learning_beside, start_models
 from agent_train.learner.roles import roles_of
 from agent_train.report.metrics import OF_FAILURES, Clock, Record, read_metrics
 from agent_train.rollout.ahead import Rollout
-from agent_train.rollout.draws import groups_left
+from agent_train.rollout.draws import surplus_of
 from agent_train.trainer.checkpoint import Checkpoint, Progress, newest_before
 from agent_train.trainer.resume import resume_command
 from agent_train.trainer.run_folder import RunFolder, step_of
@@ -164,7 +164,7 @@ async def _train_again(
         async def checksum(_: Progress) -> int:
             return checksum_of_all(await models.policy.checksums())
 
-        carried = groups_left(checkpoint.tasks())
+        carried = surplus_of(checkpoint.tasks())
         for step in range(checkpoint.step + 1, asked.stop):
             rollout = dataclasses.replace(rollout_of(run, recorded, records[step]), carried=carried)
             carried = left_by(config, rollout, step - 1)

@@ -375,7 +375,7 @@ async def open_rl(
         def play_step(step: int) -> Coroutine[Any, Any, tuple[Rollout, Journal]]:
             journal = Journal(folder.turns_of(step + 1), tracker.note, checksums)
             before = ahead.before(step) if config.algorithm.filter.rounds > 1 else None
-            return playing(step, draws.of_step(step), journal, before or draws.left)
+            return playing(step, draws.of_step(step), journal, before or draws.surplus)
 
         ahead = Rollouts(play_step, trainer.staleness, trainer.steps)
         if config.engine.adaptive:

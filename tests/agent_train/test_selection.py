@@ -170,7 +170,8 @@ def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_d
     for step in range(steps):
         draws = Draws(config, len(tasks), state)
         drawn = draws.of_step(step)
-        (groups, _, rollouts), _ = asyncio.run(play(config, sampler, tasks, None, step, drawn, no_journal()))
+        rollout, _ = asyncio.run(play(config, sampler, tasks, None, step, drawn, no_journal()))
+        groups, rollouts = rollout.groups, rollout.rounds
         assert rollouts <= rounds
         assert len(groups) <= rounds * wanted
         useful = sum(spreads[int(g.task_id)] for g in groups)
