@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings

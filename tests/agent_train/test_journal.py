@@ -9,59 +9,64 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import journal_cases
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journal_cases import count_calls, episodes_of, exactly, lines_of, refuse
 
-from agent_train.config.schema import EngineConfig, TinyConfig
-from agent_train.engine.base import Completion, Sampling
-from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.learner.tiny import build_tiny, texts_of_env
+from agent_train.engine.base import Completion
 from agent_train.report.metrics import read_metrics
-from agent_train.rollout.journal import Journal, JournalTurn
-from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import Sampler
+from agent_train.rollout.journal import DivergedError, Journal
 from agentgym.core.registration import spec
 from agentgym.core.trajectory import read_jsonl
 from agentgym_envs.games.frozen_lake import FrozenLake
 
 numbers = st.lists(st.integers(0, 200_000), max_size=5)
-turns = st.builds(
-    JournalTurn,
-    shared=st.integers(0, 9),
-    new=numbers,
-    completion=st.builds(
-        Completion, numbers, st.lists(st.floats(-1e30, 0.0)), numbers, st.sampled_from(["stop", "length"])
-    ),
+completions = st.builds(
+    Completion, numbers, st.lists(st.floats(-1e30, 0.0)), numbers, st.sampled_from(["stop", "length"])
 )
+turns = st.tuples(st.integers(0, 9), numbers, completions)
 
 
-def turn(number: int) -> JournalTurn:
-    return JournalTurn(0, [number], Completion([number, 1], [-0.1, -1e-7], [3, 4], "stop"))
+def turn(number: int):
+    """What a turn of an episode keeps: shared and new ids of its prompt, and the answer."""
+    return 0, [number], Completion([number, 1], [-0.1, -1e-7], [3, 4], "stop")
 
 
 def written(path: Path, passes, told=None) -> None:
-    """Keep the turns, (episode, number, turn), of each pass of the event loop."""
+    """Keep the turns, (episode, turn), of each pass of the event loop, in a start that goes on where the last one was."""
 
     async def keep():
         with Journal(path, refuse if told is None else told.append) as journal:
+            begun = set()
             for ended in passes:
-                for one in ended:
-                    journal.keep(*one)
+                for episode, one in ended:
+                    if episode not in begun:
+                        replay(journal, episode)
+                        begun.add(episode)
+                    journal.keep(episode, *one)
                 await asyncio.sleep(0)
 
     asyncio.run(keep())
 
 
-def refuse(line: str) -> None:
-    raise AssertionError(line)
+def replay(journal: Journal, episode: str):
+    """Begin a try of an episode, and have all answered again that is known of it; these turns."""
+    journal.begin(episode, 3)
+    known = [(each.shared, each.new, each.completion) for each in journal._episodes[episode].turns]
+    assert [journal.answer(episode, shared, new) for shared, new, _ in known] == [answer for *_, answer in known]
+    assert journal.answer(episode, 0, [0]) is None
+    return known
 
 
-def read(path: Path, *episodes: str) -> list[list[JournalTurn]]:
+def read(path: Path, *episodes: str):
     with Journal(path, refuse) as journal:
-        return [list(journal.take(episode)) for episode in episodes]
+        return [replay(journal, episode) for episode in episodes]
 
 
 @settings(deadline=None, max_examples=40)
@@ -72,7 +77,7 @@ def test_what_is_cut_anywhere_has_all_turns_of_a_pass_or_none_and_can_be_gone_on
     states = [{episode: [] for episode in "abc"}]
     ended = []
     for each in passes:
-        ended.append([(episode, len(held[episode]), one) for episode, one in each.items()])
+        ended.append(list(each.items()))
         for episode, one in each.items():
             held[episode].append(one)
         if each:
@@ -86,32 +91,43 @@ def test_what_is_cut_anywhere_has_all_turns_of_a_pass_or_none_and_can_be_gone_on
     found = dict(zip("abc", read(path, *"abc"), strict=True))
     lines = whole[:size].count(b"\n")
     assert found in (states[lines], states[min(lines + 1, len(states) - 1)]), "a line may lack its end alone"
-    written(path, [[("a", len(found["a"]), turn(5))]])
+    written(path, [[("a", turn(5))]])
     assert read(path, *"abc") == [[*found["a"], turn(5)], found["b"], found["c"]]
 
 
 def test_a_turn_is_on_disk_when_the_event_loop_has_passed(tmp_path):
     async def keep():
         with Journal(tmp_path / "a", refuse) as journal:
-            journal.keep("e", 0, turn(0))
+            journal.keep("e", *turn(0))
             await asyncio.sleep(0)
             return (tmp_path / "a").read_bytes()
 
     assert asyncio.run(keep()).endswith(b"\n")
 
 
-def test_another_try_of_an_episode_begins_it_anew_and_what_follows_a_gap_is_left_out(tmp_path):
+def test_what_is_begun_anew_is_so_for_later_starts_too_and_what_follows_a_gap_is_left_out(tmp_path):
     path = tmp_path / "a"
-    written(path, [[("e", 0, turn(0))], [("e", 1, turn(1))], [("e", 0, turn(2))], [("f", 1, turn(3))]])
-    assert read(path, "e", "f", "nobody") == [[turn(2)], [], []]
-    with Journal(path, refuse) as journal:
-        assert list(journal.take("e")) == [turn(2)]
-        assert not journal.take("e"), "a second try in the same start has none"
+    written(path, [[("e", turn(0))], [("e", turn(1))], [("f", turn(2))], [("f", turn(3))]])
+
+    async def anew():
+        with Journal(path, refuse) as journal:
+            journal.begin("e", 4)
+            with pytest.raises(DivergedError):
+                journal.answer("e", 0, [9])
+            assert journal.again("e")
+            journal.begin("e", 4)
+            journal.keep("e", *turn(5))
+            await asyncio.sleep(0)
+
+    asyncio.run(anew())
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+    assert read(path, "e", "f", "nobody") == [[turn(5)], [], []]
 
 
 def test_unknown_fields_and_foreign_lines_are_passed_over(tmp_path):
     path = tmp_path / "a"
-    written(path, [[("e", 0, turn(0))], [("e", 1, turn(1))]])
+    written(path, [[("e", turn(0))], [("e", turn(1))]])
     first, second = path.read_text().splitlines()
     known = {**json.loads(first)[0], "colour": "blue"}
     foreign = ["", "7", "null", '{"episode": "e"}', '[{"episode": "e", "turn": 1}]', '[["e"]]', "\ufffd", "[" * 9]
@@ -133,71 +149,27 @@ def files_no_longer_than(size: int):
 @pytest.mark.parametrize("room", [0, 10])
 def test_a_full_disk_is_told_once_and_costs_the_later_turns_alone(tmp_path, room):
     path, told = tmp_path / "a", []
-    written(path, [[("e", 0, turn(0))]])
+    written(path, [[("e", turn(0))]])
     with files_no_longer_than(path.stat().st_size + room):
-        written(path, [[("e", 1, turn(1))], [("e", 2, turn(2))]], told)
+        written(path, [[("e", turn(1))], [("e", turn(2))]], told)
     assert len(told) == 1
     assert str(path) in told[0]
     assert read(path, "e") == [[turn(0)]]
-    written(path, [[("e", 1, turn(1))]])
+    written(path, [[("e", turn(1))]])
     assert read(path, "e") == [[turn(0), turn(1)]]
 
 
 def test_a_journal_that_cannot_be_opened_is_told_and_empty(tmp_path):
     told = []
-    written(tmp_path / "missing" / "a", [[("e", 0, turn(0))]], told)
+    written(tmp_path / "missing" / "a", [[("e", turn(0))]], told)
     assert len(told) == 1
     assert "missing" in told[0]
 
 
-SAMPLING = Sampling(max_tokens=6, temperature=0.8)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("policy")
-    texts = texts_of_env("frozen_lake", n=16)
-    build_tiny(path, texts, TinyConfig(hidden=64, layers=2, heads=2, intermediate=96), 512, seed=0)
-    return path
-
-
-@pytest.fixture(scope="module")
-def rollout(folder):
+def rollout(tmp_path_factory):
     """Plays two tasks, three episodes each, by a journal: the groups, the journal, and how often the engine answered."""
-    renderer = Renderer.of_folder(folder)
-    problems = list(spec("frozen_lake").tasks("train").take(2))
-
-    def play(path: Path, make_env=FrozenLake):
-        answered = []
-
-        class Counted(EmbeddedEngine):
-            async def generate(self, *given):
-                completion = await super().generate(*given)
-                answered.append(completion)
-                return completion
-
-        async def collect():
-            config = EngineConfig("embedded", max_model_len=512, request_timeout=30)
-            engine = await Counted.start(config, folder, folder, dtype="float32", deterministic=True)
-            with Journal(path, refuse) as journal:
-                sampler = Sampler(make_env, engine, renderer, SAMPLING, group_size=3, seed=11)
-                groups = await asyncio.wait_for(sampler.collect(problems, 0, journal=journal), 60)
-                assert engine.live_sessions == 0
-            await engine.close()
-            return groups, journal, len(answered)
-
-        return asyncio.run(collect())
-
-    return play
-
-
-def exactly(groups):
-    """All that the episodes said, were told and earned, to the last bit."""
-    return [
-        [t.id, t.seed, t.end, t.error, [[n.observation, n.reply, n.reward, vars(n.tokens)] for n in t.turns]]
-        for group in groups
-        for t in group.trajectories
-    ]
+    return partial(journal_cases.rollout, journal_cases.build(tmp_path_factory.mktemp("policy")))
 
 
 def lake(**said):
@@ -214,14 +186,10 @@ def lake(**said):
     return Other
 
 
-def turns_of(groups) -> int:
-    return sum(len(t.turns) for group in groups for t in group.trajectories)
-
-
 def test_a_rollout_that_was_cut_off_anywhere_ends_as_if_it_had_not_been(rollout, tmp_path):
     """To the last bit, since the embedded engine's batches are what they would have been."""
     undisturbed, journal, asked = rollout(tmp_path / "whole")
-    assert (journal.answered, journal.diverged, asked) == (0, 0, turns_of(undisturbed))
+    assert (journal.answered, journal.diverged, asked) == (0, 0, count_calls(undisturbed))
     lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
     for count in (0, 1, len(lines) // 2, len(lines)):
         path = tmp_path / f"{count}"
@@ -229,8 +197,8 @@ def test_a_rollout_that_was_cut_off_anywhere_ends_as_if_it_had_not_been(rollout,
         written = sum(len(json.loads(line)) for line in lines[:count])
         groups, journal, asked = rollout(path)
         assert exactly(groups) == exactly(undisturbed)
-        assert (journal.answered, journal.diverged, asked) == (written, 0, turns_of(undisturbed) - written)
-        assert path.read_bytes() == (tmp_path / "whole").read_bytes(), "and the journal is whole"
+        assert (journal.answered, journal.diverged, asked) == (written, 0, count_calls(undisturbed) - written)
+        assert lines_of(path) == lines_of(tmp_path / "whole"), "and the journal is whole"
 
 
 def test_an_environment_that_does_not_say_the_same_again_begins_its_episodes_anew_and_is_counted(rollout, tmp_path):
@@ -241,7 +209,7 @@ def test_an_environment_that_does_not_say_the_same_again_begins_its_episodes_ane
     groups, journal, asked = rollout(path, lake(turn_2="It rains. "))
     diverging = [t for t in before[0].trajectories if len(t.turns) > 2]
     assert journal.diverged == len(diverging)
-    assert journal.answered == turns_of(before) - sum(len(t.turns) - 2 for t in diverging)
+    assert journal.answered == count_calls(before) - sum(len(t.turns) - 2 for t in diverging)
     again = {t.id for t in diverging}
     for t in (t for group in groups for t in group.trajectories):
         assert not t.failed
@@ -251,7 +219,131 @@ def test_an_environment_that_does_not_say_the_same_again_begins_its_episodes_ane
     assert exactly(groups[1:]) == exactly(before[1:])
     third, journal, asked = rollout(path, lake(turn_2="It rains. "))
     assert exactly(third) == exactly(groups), "and what was begun anew is in the journal in place of what was there"
-    assert (journal.answered, journal.diverged, asked) == (turns_of(groups), 0, 0)
+    assert (journal.answered, journal.diverged, asked) == (count_calls(groups), 0, 0)
+
+
+def test_an_environment_that_ends_its_episode_earlier_than_before_ends_it_and_is_counted(rollout, tmp_path):
+    class Short(FrozenLake):
+        def step(self, action):
+            observation, reward, *_, info = super().step(action)
+            return observation, reward, True, False, info
+
+    before, _, _ = rollout(tmp_path / "a")
+    longer = sum(len(t.turns) > 1 for t in episodes_of(before))
+    groups, journal, asked = rollout(tmp_path / "a", Short)
+    assert [(t.end, len(t.turns)) for t in episodes_of(groups)] == [("terminated", 1)] * 6
+    assert (journal.diverged, journal.answered, asked) == (longer, 6, 0)
+
+
+# ---- failures within a start
+
+
+def failing(*plan, rains=False):
+    """A lake of which the first episode of the first task fails in these turns, in one of its tries after the other.
+
+    If it `rains`, that task's lake says so once it has failed.
+    """
+    first = next(iter(spec("frozen_lake").tasks("train"))).id
+    left, victim = list(plan), []
+
+    class Failing(FrozenLake):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            if self.task.id == first and left and self.turn == left[0] and victim in ([], [self.seed_of]):
+                victim[:] = [self.seed_of]
+                raise ConnectionError(f"lost in turn {left.pop(0)}")
+            if rains and victim:
+                observation = [{**message, "content": "It rains. " + message["content"]} for message in observation]
+            return observation, *rest
+
+        def reset(self, *, seed=None, options=None):
+            self.seed_of = seed
+            return super().reset(seed=seed, options=options)
+
+    return Failing
+
+
+def failures(groups) -> list[int]:
+    """How often each episode failed before its last try."""
+    return [len(t.metadata.get("errors", ())) for t in episodes_of(groups)]
+
+
+def test_an_episode_whose_environment_fails_again_and_again_goes_on_from_its_turns(rollout, tmp_path):
+    undisturbed, _, asked = rollout(tmp_path / "whole")
+    groups, journal, again = rollout(tmp_path / "a", failing(2, 3, 1))
+    assert exactly(groups) == exactly(undisturbed)
+    assert again == asked, "the engine is asked for nothing twice"
+    assert sum(failures(groups)) == 3
+    assert (journal.retried, journal.answered, journal.diverged) == (2 + 1 + 3, 0, 0)
+    turns = [sorted(map(str, chain(*lines_of(tmp_path / name)))) for name in ("a", "whole")]
+    assert turns[0] == turns[1], "for a later start too"
+
+
+def test_an_episode_that_fails_twice_in_a_turn_is_begun_anew_once(rollout, tmp_path):
+    undisturbed, _, asked = rollout(tmp_path / "whole")
+    groups, journal, again = rollout(tmp_path / "a", failing(2, 2))
+    assert [t.messages() for t in episodes_of(groups)] == [t.messages() for t in episodes_of(undisturbed)]
+    assert (again, journal.retried) == (asked + 2, 2)
+    groups, journal, again = rollout(tmp_path / "b", failing(*[2] * 9))
+    assert [t.failed for t in episodes_of(groups)].count(True) == 1
+    assert sorted(failures(groups)) == [0] * 5 + [2]
+    assert journal.retried == 2
+
+
+def test_an_environment_that_says_otherwise_after_it_failed_begins_its_episode_anew(rollout, tmp_path):
+    groups, journal, _ = rollout(tmp_path / "a", failing(2, rains=True))
+    assert not any(t.failed for t in episodes_of(groups))
+    assert max(failures(groups)) == 2, "the failure and the difference"
+    assert journal.diverged == 1
+
+
+def test_an_environment_that_cannot_be_made_is_tried_twice(rollout, tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        raise ConnectionError("no server")
+
+    groups, _, asked = rollout(tmp_path / "a", make)
+    assert (failures(groups), asked, len(made)) == ([1] * 6, 0, 12)
+
+
+# ---- what it knows of weights and times
+
+
+def test_an_episode_began_when_the_first_of_its_turns_did_in_whatever_start(tmp_path):
+    async def start(version, known=None):
+        with Journal(tmp_path / "a", refuse) as journal:
+            journal.begin("e", version)
+            if known == "otherwise":
+                with pytest.raises(DivergedError):
+                    journal.answer("e", 0, [9])
+                assert journal.again("e")
+                journal.begin("e", version)
+            elif known:
+                assert journal.answer("e", 0, [0])
+            journal.keep("e", *turn(0))
+            await asyncio.sleep(0)
+            return journal.end("e")
+
+    first, second, third = (asyncio.run(start(*given)) for given in ((3,), (7, "as it was"), (8, "otherwise")))
+    assert first["version"] == 3
+    assert second == first
+    assert third["version"] == 8
+    assert third["began"] > first["began"]
+
+
+def test_tokens_of_weights_that_the_run_trained_otherwise_since_are_counted(rollout, tmp_path):
+    rollout(tmp_path / "whole", weights={0: 11})
+    lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)[:2]
+    tokens = sum(len(turn["ids"]) for line in lines for turn in json.loads(line))
+    for now, replaced in (({0: 11}, 0), ({0: 12}, tokens), ({}, 0)):
+        (tmp_path / "a").write_bytes(b"".join(lines))
+        _, journal, _ = rollout(tmp_path / "a", weights=now)
+        assert journal.answered > 0
+        assert journal.counts()["replaced_tokens"] == replaced
+    now[0] = 12
+    assert journal.counts()["replaced_tokens"] == tokens, "a version counts as soon as it is trained"
 
 
 @pytest.mark.ray
