@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -22,8 +24,12 @@ from journal_cases import count_calls, episodes_of, exactly, lines_of, refuse
 from agent_train.engine.base import Completion
 from agent_train.report.metrics import read_metrics
 from agent_train.rollout.journal import DivergedError, Journal
+from agentgym import Env
+from agentgym.core.messages import text_of, user
 from agentgym.core.registration import spec
+from agentgym.core.tasks import Task
 from agentgym.core.trajectory import read_jsonl
+from agentgym.sandbox import SandboxSpec, acquire
 from agentgym_envs.games.frozen_lake import FrozenLake
 
 numbers = st.lists(st.integers(0, 200_000), max_size=5)
@@ -308,6 +314,65 @@ def test_an_environment_that_cannot_be_made_is_tried_twice(rollout, tmp_path):
     assert (failures(groups), asked, len(made)) == ([1] * 6, 0, 12)
 
 
+# ---- sandboxes
+
+
+class Notes(Env):
+    """Appends every answer to a file in its sandbox and says the file's hash: of all actions so far. The second task's adds chance."""
+
+    tasks = [Task(f"notes {n}", (user("Write."),)) for n in range(2)]  # noqa: RUF012 - as environments do
+    max_turns = 4
+
+    def __init__(self, hangs_in=None):
+        super().__init__()
+        self.hangs_in, self.box = hangs_in, None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.free()
+        self.box = acquire(SandboxSpec(), backend="bubblewrap")
+        return list(self.current_task.messages), {}
+
+    def step(self, action):
+        text = self.read(action)
+        if self.turn == self.hangs_in:
+            time.sleep(600)
+        more = "" if self.task.id == "notes 0" else "; od -An -N8 /dev/urandom >> notes"
+        told = self.box.exec(f"cat >> notes{more}; sha256sum notes", stdin=text)
+        return self.outcome(told.stdout)
+
+    def free(self):
+        if self.box is not None:
+            self.box.close()
+
+    def close(self):
+        self.free()
+        super().close()
+
+
+@pytest.mark.bubblewrap
+def test_a_sandbox_is_what_its_actions_make_it_again_after_a_kill_unless_chance_is_in_it(rollout, tmp_path):
+    path = tmp_path / "a"
+    given = (*rollout.args, path, partial(Notes, hangs_in=3), Notes.tasks)
+    played = multiprocessing.get_context("spawn").Process(target=journal_cases.rollout, args=given)
+    played.start()
+    deadline = time.monotonic() + 200
+    while not path.exists() or len(list(chain(*lines_of(path)))) < 3 * 6:
+        assert played.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    played.kill()
+    played.join()
+    (same, other), journal, asked = rollout(path, Notes, Notes.tasks)
+    assert journal.answered == 3 * 3 + 3 * 1, "the first turn is sampled before any chance"
+    assert (journal.diverged, asked) == (3, 3 * 1 + 3 * 4)
+    assert failures([same, other]) == [0] * 3 + [1] * 3
+    for episode in same.trajectories:
+        written = "".join(text_of(turn.reply) for turn in episode.turns).encode()
+        assert text_of(episode.final_observation[0]).split()[0] == hashlib.sha256(written).hexdigest()
+    assert [len(t.turns) for t in other.trajectories] == [4] * 3
+
+
 # ---- what it knows of weights and times
 
 
@@ -349,9 +414,11 @@ def test_tokens_of_weights_that_the_run_trained_otherwise_since_are_counted(roll
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(tmp_path):
+    """It goes on from its beginning with another rank, whose sums round otherwise: the weights of each version are others then."""
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=1", "trainer.eval_every=9"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=4", "trainer.eval_episodes=2", "sft.episodes=16"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
+    words += ["trainer.save_every=9"]
     command = [sys.executable, "-m", "agent_train.cli", *words, f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
     run, steps = tmp_path / "run", 5
     command.append(f"trainer.steps={steps}")
@@ -370,14 +437,20 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     kept = [turn for file in files for line in file.read_text().split("\n")[:-1] for turn in json.loads(line)]
     assert len({turn["episode"] for turn in kept}) > 4 * 4, "of more than one step"
 
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    more = [*command, "learner.workers=2"]
+    done = subprocess.run(more, check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [record for record in read_metrics(run / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in found] == list(range(1, steps + 1))
     assert all(record["update"]["staleness_max"] <= 1 for record in found)
     assert sum(record["journal_turns"] for record in found if record["step"] > saved) == len(kept)
     assert [record["diverged"] for record in found] == [0] * steps
+    now = {str(record["step"]): record["weights_checksum"] for record in found}
+    other = [v for turn in kept for v in turn["versions"] if now.get(str(v)) not in (None, turn["weights"][str(v)])]
+    assert sum(record["replaced_tokens"] for record in found) == len(other) > 0
+    assert found[0]["replaced_tokens"] == 0
     trained = [t for step in range(1, steps + 1) for t in read_jsonl(run / "trajectories" / f"train-{step:06d}.jsonl")]
+    assert all(t.metadata["schedule"]["version"] <= min(t.turns[0].tokens.versions) for t in trained)
     said = {(f"{t.seed:x}", n): turn.tokens for t in trained for n, turn in enumerate(t.turns)}
     for turn in kept:
         tokens = said[turn["episode"], turn["turn"]]
