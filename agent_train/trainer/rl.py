@@ -361,7 +361,7 @@ async def open_rl(
         make_env: Callable[[], Env] = spec.make
         if config.env.placement == "ray":
             tracker.phase("placing environments")
-            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
+            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note, tracker.timeline))).make
         warm = config.sft.episodes and checkpoint is None
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:

@@ -27,31 +27,36 @@ def refuse(line: str) -> None:
     raise AssertionError(line)
 
 
-def rollout(folder, path, make_env=FrozenLake, tasks=None, *, sampling=SAMPLING, context=512, memory=None, **kept):
+async def collect(
+    folder, path, make_env=FrozenLake, tasks=None, *, sampling=SAMPLING, context=512, memory=None, before=None, **kept
+):
     """Play two tasks, three episodes each, with the journal `path`: the groups, the journal, and how often the engine answered.
 
-    `kept` are the weights that the journal knows.
+    `before` is awaited before each answer; `kept` are the weights that the journal knows.
     """
     answered: list[Completion] = []
 
     class Counted(EmbeddedEngine):
         async def generate(self, *given):
+            if before is not None:
+                await before()
             answered.append(await super().generate(*given))
             return answered[-1]
 
-    async def collect():
-        config = EngineConfig("embedded", max_model_len=context, request_timeout=60)
-        engine = await Counted.start(config, folder, folder, dtype="float32", deterministic=True)
-        with Journal(path, refuse, **kept) as journal:
-            renderer = Renderer.of_folder(folder)
-            sampler = Sampler(make_env, engine, renderer, sampling, group_size=3, seed=11, memory=memory)
-            problems = tasks or list(spec("frozen_lake").tasks("train").take(2))
-            groups = await asyncio.wait_for(sampler.collect(problems, 0, journal=journal), 120)
-            assert engine.live_sessions == 0
-        await engine.close()
-        return groups, journal, len(answered)
+    config = EngineConfig("embedded", max_model_len=context, request_timeout=60)
+    engine = await Counted.start(config, folder, folder, dtype="float32", deterministic=True)
+    with Journal(path, refuse, **kept) as journal:
+        renderer = Renderer.of_folder(folder)
+        sampler = Sampler(make_env, engine, renderer, sampling, group_size=3, seed=11, memory=memory)
+        problems = tasks or list(spec("frozen_lake").tasks("train").take(2))
+        groups = await asyncio.wait_for(sampler.collect(problems, 0, journal=journal), 120)
+        assert engine.live_sessions == 0
+    await engine.close()
+    return groups, journal, len(answered)
 
-    return asyncio.run(collect())
+
+def rollout(*given, **more):
+    return asyncio.run(collect(*given, **more))
 
 
 def exactly(groups):

@@ -450,7 +450,6 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     assert sum(record["replaced_tokens"] for record in found) == len(other) > 0
     assert found[0]["replaced_tokens"] == 0
     trained = [t for step in range(1, steps + 1) for t in read_jsonl(run / "trajectories" / f"train-{step:06d}.jsonl")]
-    assert all(t.metadata["schedule"]["version"] <= min(t.turns[0].tokens.versions) for t in trained)
     said = {(f"{t.seed:x}", n): turn.tokens for t in trained for n, turn in enumerate(t.turns)}
     for turn in kept:
         tokens = said[turn["episode"], turn["turn"]]
