@@ -28,11 +28,22 @@ def refuse(line: str) -> None:
 
 
 async def collect(
-    folder, path, make_env=FrozenLake, tasks=None, *, sampling=SAMPLING, context=512, memory=None, before=None, **kept
+    folder,
+    path,
+    make_env=FrozenLake,
+    tasks=None,
+    *,
+    sampling=SAMPLING,
+    context=512,
+    memory=None,
+    before=None,
+    play=None,
+    **kept,
 ):
     """Play two tasks, three episodes each, with the journal `path`: the groups, the journal, and how often the engine answered.
 
-    `before` is awaited before each answer; `kept` are the weights that the journal knows.
+    `before` is awaited before each answer; `kept` are the weights that the journal knows. `play` plays otherwise, by the sampler, the
+    tasks and the journal.
     """
     answered: list[Completion] = []
 
@@ -49,7 +60,8 @@ async def collect(
         renderer = Renderer.of_folder(folder)
         sampler = Sampler(make_env, engine, renderer, sampling, group_size=3, seed=11, memory=memory)
         problems = tasks or list(spec("frozen_lake").tasks("train").take(2))
-        groups = await asyncio.wait_for(sampler.collect(problems, 0, journal=journal), 120)
+        playing = sampler.collect(problems, 0, journal=journal) if play is None else play(sampler, problems, journal)
+        groups = await asyncio.wait_for(playing, 120)
         assert engine.live_sessions == 0
     await engine.close()
     return groups, journal, len(answered)
@@ -70,6 +82,11 @@ def exactly(groups):
 
 def episodes_of(groups):
     return [t for group in groups for t in group.trajectories]
+
+
+def failures(groups) -> list[int]:
+    """How often each episode failed before its last try."""
+    return [len(t.metadata.get("errors", ())) for t in episodes_of(groups)]
 
 
 def count_calls(groups) -> int:

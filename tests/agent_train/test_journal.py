@@ -19,16 +19,19 @@ import journal_cases
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_cases import count_calls, episodes_of, exactly, lines_of, refuse
+from journal_cases import count_calls, episodes_of, exactly, failures, lines_of, refuse
 
+from agent_train.config.schema import Config
 from agent_train.engine.base import Completion
 from agent_train.report.metrics import read_metrics
 from agent_train.rollout.journal import DivergedError, Journal
+from agent_train.trainer.rl import play, trained_checksums
+from agent_train.trainer.run_folder import RunFolder
 from agentgym import Env
 from agentgym.core.messages import text_of, user
 from agentgym.core.registration import spec
-from agentgym.core.tasks import Task
-from agentgym.core.trajectory import read_jsonl
+from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Group, read_jsonl
 from agentgym.sandbox import SandboxSpec, acquire
 from agentgym_envs.games.frozen_lake import FrozenLake
 
@@ -241,77 +244,19 @@ def test_an_environment_that_ends_its_episode_earlier_than_before_ends_it_and_is
     assert (journal.diverged, journal.answered, asked) == (longer, 6, 0)
 
 
-# ---- failures within a start
+def test_the_greedy_episodes_of_remax_are_in_the_journal(rollout, tmp_path):
+    config = Config()
+    config.algorithm.advantage.name, config.trainer.groups_per_step = "remax", 2
 
+    async def with_greedy(sampler, tasks, journal):
+        played, _ = await play(config, sampler, TaskSet(tasks), None, 0, [0, 1], journal)
+        return [*played.groups, Group("greedy", played.greedy)]
 
-def failing(*plan, rains=False):
-    """A lake of which the first episode of the first task fails in these turns, in one of its tries after the other.
-
-    If it `rains`, that task's lake says so once it has failed.
-    """
-    first = next(iter(spec("frozen_lake").tasks("train"))).id
-    left, victim = list(plan), []
-
-    class Failing(FrozenLake):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            if self.task.id == first and left and self.turn == left[0] and victim in ([], [self.seed_of]):
-                victim[:] = [self.seed_of]
-                raise ConnectionError(f"lost in turn {left.pop(0)}")
-            if rains and victim:
-                observation = [{**message, "content": "It rains. " + message["content"]} for message in observation]
-            return observation, *rest
-
-        def reset(self, *, seed=None, options=None):
-            self.seed_of = seed
-            return super().reset(seed=seed, options=options)
-
-    return Failing
-
-
-def failures(groups) -> list[int]:
-    """How often each episode failed before its last try."""
-    return [len(t.metadata.get("errors", ())) for t in episodes_of(groups)]
-
-
-def test_an_episode_whose_environment_fails_again_and_again_goes_on_from_its_turns(rollout, tmp_path):
-    undisturbed, _, asked = rollout(tmp_path / "whole")
-    groups, journal, again = rollout(tmp_path / "a", failing(2, 3, 1))
-    assert exactly(groups) == exactly(undisturbed)
-    assert again == asked, "the engine is asked for nothing twice"
-    assert sum(failures(groups)) == 3
-    assert (journal.retried, journal.answered, journal.diverged) == (2 + 1 + 3, 0, 0)
-    turns = [sorted(map(str, chain(*lines_of(tmp_path / name)))) for name in ("a", "whole")]
-    assert turns[0] == turns[1], "for a later start too"
-
-
-def test_an_episode_that_fails_twice_in_a_turn_is_begun_anew_once(rollout, tmp_path):
-    undisturbed, _, asked = rollout(tmp_path / "whole")
-    groups, journal, again = rollout(tmp_path / "a", failing(2, 2))
-    assert [t.messages() for t in episodes_of(groups)] == [t.messages() for t in episodes_of(undisturbed)]
-    assert (again, journal.retried) == (asked + 2, 2)
-    groups, journal, again = rollout(tmp_path / "b", failing(*[2] * 9))
-    assert [t.failed for t in episodes_of(groups)].count(True) == 1
-    assert sorted(failures(groups)) == [0] * 5 + [2]
-    assert journal.retried == 2
-
-
-def test_an_environment_that_says_otherwise_after_it_failed_begins_its_episode_anew(rollout, tmp_path):
-    groups, journal, _ = rollout(tmp_path / "a", failing(2, rains=True))
-    assert not any(t.failed for t in episodes_of(groups))
-    assert max(failures(groups)) == 2, "the failure and the difference"
-    assert journal.diverged == 1
-
-
-def test_an_environment_that_cannot_be_made_is_tried_twice(rollout, tmp_path):
-    made = []
-
-    def make():
-        made.append(1)
-        raise ConnectionError("no server")
-
-    groups, _, asked = rollout(tmp_path / "a", make)
-    assert (failures(groups), asked, len(made)) == ([1] * 6, 0, 12)
+    groups, _, asked = rollout(tmp_path / "a", play=with_greedy)
+    assert asked == count_calls(groups)
+    again, journal, asked = rollout(tmp_path / "a", play=with_greedy)
+    assert (journal.answered, asked) == (count_calls(groups), 0)
+    assert exactly(again) == exactly(groups)
 
 
 # ---- sandboxes
@@ -409,6 +354,14 @@ def test_tokens_of_weights_that_the_run_trained_otherwise_since_are_counted(roll
         assert journal.counts()["replaced_tokens"] == replaced
     now[0] = 12
     assert journal.counts()["replaced_tokens"] == tokens, "a version counts as soon as it is trained"
+
+
+def test_a_run_that_goes_on_knows_the_weights_that_it_has_trained(tmp_path):
+    run = RunFolder(tmp_path)
+    assert trained_checksums(run) == {}
+    records = [{"kind": "eval", "step": 0}, *({"kind": "train", "step": n, "weights_checksum": 10 * n} for n in (1, 2))]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert trained_checksums(run) == {1: 10, 2: 20}
 
 
 @pytest.mark.ray
