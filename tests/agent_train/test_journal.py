@@ -368,11 +368,11 @@ def test_a_run_that_goes_on_knows_the_weights_that_it_has_trained(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(tmp_path):
-    """It goes on from its beginning with another rank, whose sums round otherwise: the weights of each version are others then."""
+    """It goes on from its beginning with smaller micro-batches, whose sums round otherwise: each version has other weights then."""
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=1", "trainer.eval_every=9"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=4", "trainer.eval_episodes=2", "sft.episodes=16"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
-    words += ["trainer.save_every=9"]
+    words += ["trainer.save_every=9", "env.kwargs.shaping=1.0"]
     command = [sys.executable, "-m", "agent_train.cli", *words, f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
     run, steps = tmp_path / "run", 5
     command.append(f"trainer.steps={steps}")
@@ -391,7 +391,7 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     kept = [turn for file in files for line in file.read_text().split("\n")[:-1] for turn in json.loads(line)]
     assert len({turn["episode"] for turn in kept}) > 4 * 4, "of more than one step"
 
-    more = [*command, "learner.workers=2"]
+    more = [*command, "learner.microbatch_tokens=128"]
     done = subprocess.run(more, check=False, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [record for record in read_metrics(run / "metrics.jsonl") if record["kind"] == "train"]
