@@ -144,8 +144,9 @@ class SampledRun(Run):
     def group(self, task, step):
         chance = random.Random(derive_seed(task.id, step))
         made = group(task.id, [[(1, float(chance.random() < int(task.id) % 5 / 4))] for _ in range(2)])
+        version = max(step - chance.randrange(self.staleness + 1), 0)
         for trajectory in made.trajectories:
-            trajectory.turns[0].tokens.versions = [max(step - chance.randrange(self.staleness + 1), 0)]
+            trajectory.turns[0].tokens.versions = [version]
         return made
 
     def differs(self, task, step):
@@ -166,7 +167,8 @@ class SampledRun(Run):
             rollout, _ = await rollouts.take(self.version)
             played[self.version] = [each.task_id for each in rollout.groups]
             oldest = self.version + 1 - self.staleness
-            kept, told = choose(rollout.groups, algorithm, 2, rollout.rounds, rollout.carried, oldest)
+            wanted = self.config.trainer.groups_per_step
+            kept, told = choose(rollout.groups, algorithm, wanted, rollout.rounds, rollout.carried, oldest)
             self.trained[self.version] = [[t.to_json() for t in each.trajectories] for each in kept], told.carried
             draws.played(self.version, rollout.groups, left_by(self.config, rollout, self.version))
             assert told.left == len(draws.surplus)
@@ -181,10 +183,11 @@ STEPS = 6  # of the real run
 TASKS = TaskSet([Task(str(n)) for n in range(60)])
 
 
-def sampled(staleness, rounds, pools):
+def sampled(staleness, rounds, pools, seed=0):
     config = Config(pools=PoolsConfig(groups=pools, revisit=3))
     config.algorithm.filter.name, config.algorithm.filter.rounds = "spread", rounds
     config.trainer.staleness, config.trainer.steps, config.trainer.groups_per_step = staleness, 7, 2
+    config.trainer.seed = seed
     return config
 
 
@@ -213,11 +216,11 @@ def test_dynamic_sampling_ahead_plays_the_same_tasks_whatever_ends_first_and_aft
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 3), st.integers(2, 4))
+@given(st.integers(0, 3), st.integers(2, 4), st.integers(0, 99))
 def test_a_group_with_spread_is_trained_on_once_in_its_step_or_the_next_one_unless_it_is_too_old_then(
-    staleness, rounds
+    staleness, rounds, seed
 ):
-    run = SampledRun(sampled(staleness, rounds, 0), [1.0], 2.0)
+    run = SampledRun(sampled(staleness, rounds, 0, seed), [1.0], 2.0)
     played, _ = with_fake_clock(run.train())
     trained = {step: [group[0]["task_id"] for group in groups] for step, (groups, _) in run.trained.items()}
     for step, (groups, carried) in run.trained.items():
@@ -231,6 +234,21 @@ def test_a_group_with_spread_is_trained_on_once_in_its_step_or_the_next_one_unle
             once = (trained[step] + trained.get(step + 1, [])).count(task)
             assert once == 1 or (once == 0 and (not young or step == run.steps - 1))
     assert staleness or not any(carried for _, carried in run.trained.values()), "one version is too old"
+
+
+def test_groups_that_wait_at_a_checkpoint_are_trained_on_by_the_run_that_goes_on_from_it():
+    waited = 0
+    for seed in range(12):
+        run = SampledRun(sampled(1, 5, 0, seed), [1.0], 2.0)
+        run.config.trainer.groups_per_step = 4
+        with_fake_clock(run.train())
+        for version, saved in run.saved.items():
+            if json.loads(saved)["surplus"]:
+                again = SampledRun(run.config, [3.0, 1.0], 0.5)
+                with_fake_clock(again.train(version, json.loads(saved)))
+                assert again.trained == {step: groups for step, groups in run.trained.items() if step >= version}
+                waited += again.trained[version][1]
+    assert waited > 3
 
 
 @pytest.mark.parametrize(("left", "rounds"), [(0, 2), (1, 1), (2, 1)])
