@@ -10,7 +10,7 @@ part, and `algorithm.filter.share`. It returns the indices of the groups to keep
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, reward_spread
 from agent_train.algorithms.turn_rewards import fold_silent_turns
@@ -24,8 +24,8 @@ class SelectionMetrics:
     """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail."""
 
     rounds: int  # rollouts of the step
-    groups: int  # groups that were played; `dropped_groups` of them are not trained on
-    dropped_groups: int
+    groups: int  # groups that were played
+    dropped_groups: int  # groups that are never trained on
     episodes: int  # episodes that are trained on; `length` is their mean length
     length: float
     dropped: int  # episodes that were played to an end and are not trained on; `dropped_length` is their mean length
@@ -33,17 +33,19 @@ class SelectionMetrics:
     masked: int  # dropped episodes that were truncated, in groups that are trained on
     short: int  # groups that dynamic sampling wanted and did not find
     penalty: float  # mean overlong penalty in the groups that are trained on
+    carried: int = 0  # groups of the step before that are trained on
+    left: int = 0  # groups that the next step is to train on
 
 
-def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int) -> int:
+def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int, carried: int = 0) -> int:
     """The number of further groups that dynamic sampling plays before the step trains; 0 to train with what there is.
 
-    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, at least what is missing,
-    at most `wanted`, and within `algorithm.filter.rounds` rollouts of `wanted` groups.
+    It is what the share kept so far makes likely to suffice for `wanted` groups with spread, beside those that are `carried` over, at
+    least what is missing, at most `wanted`, and within `algorithm.filter.rounds` rollouts of `wanted` groups.
     """
     most = algorithm.filter.rounds * wanted
     kept = sum(has_spread(_rewards(group, algorithm.overlong)) for group in played)
-    missing = wanted - kept
+    missing = wanted - carried - kept
     if rounds >= algorithm.filter.rounds or missing <= 0 or len(played) >= most:
         return 0
     likely = math.ceil(missing * len(played) / kept) if kept else wanted
@@ -51,33 +53,65 @@ def more_groups(played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int
 
 
 def choose(
-    played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, rounds: int = 1
+    played: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    wanted: int,
+    rounds: int = 1,
+    carried: Sequence[Group] = (),
+    oldest: float = math.inf,
 ) -> tuple[list[Group], SelectionMetrics]:
-    """The groups that a step trains on, of all that it played in the order of their tasks, and how much was left out."""
-    chosen, overlong, short = algorithm.filter, algorithm.overlong, 0
-    kept = list(filters.load(chosen.name)([_rewards(group, overlong) for group in played], chosen.share))
-    if kept != sorted(set(kept)) or not all(0 <= index < len(played) for index in kept):
-        raise ValueError(f"filter {chosen.name!r} returns {kept}, not ascending indices of {len(played)} groups")
-    if chosen.rounds > 1:
-        kept, short = kept[:wanted], max(wanted - len(kept), 0)
-    groups = [played[index] for index in kept]
+    """The groups that a step trains on, and how much was left out.
+
+    They are of those that the step before left, `carried`, and then of all that it played, in the order of their tasks. `oldest` is of
+    its own `surplus`.
+    """
+    groups, left = _chosen(played, algorithm, wanted, carried, oldest)
+    overlong, dynamic = algorithm.overlong, algorithm.filter.rounds > 1
     in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
     trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
-    everyone = [t for group in played for t in group.trajectories if _took_part(t)]
-    left = [t.sampled_tokens for t in everyone if t.id not in trained]
+    later = {id(group) for group in left}
+    never = [group for group in (*carried, *played) if id(group) not in later]
+    out = [t.sampled_tokens for g in never for t in g.trajectories if _took_part(t) and t.id not in trained]
     metrics = SelectionMetrics(
         rounds=rounds,
         groups=len(played),
-        dropped_groups=len(played) - len(groups),
+        dropped_groups=len(never) - len(groups),
         episodes=len(trained),
         length=mean_of([t.sampled_tokens for t in in_kept if t.id in trained]),
-        dropped=len(left),
-        dropped_length=mean_of(left),
+        dropped=len(out),
+        dropped_length=mean_of(out),
         masked=len(in_kept) - len(trained),
-        short=short,
+        short=max(wanted - len(groups), 0) if dynamic else 0,
         penalty=mean_of([penalty(t, overlong) for t in in_kept]),
+        carried=min(len(carried), len(groups)),
+        left=len(left),
     )
     return groups, metrics
+
+
+def surplus(
+    played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, carried: Sequence[Group], oldest: float
+) -> list[Group]:
+    """What dynamic sampling has found beyond the groups of `choose`, for the next step; all its tokens are of version `oldest` or newer.
+
+    Its episodes get ids that those of no other step have.
+    """
+    _, left = _chosen(played, algorithm, wanted, carried, oldest)
+    return [Group(g.task_id, [replace(t, id=f"{t.id} before {oldest}") for t in g.trajectories]) for g in left]
+
+
+def _chosen(
+    played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, carried: Sequence[Group], oldest: float
+) -> tuple[list[Group], list[Group]]:
+    """The groups of the step, and those that the next one may train on."""
+    chosen, rewards = algorithm.filter, [_rewards(group, algorithm.overlong) for group in played]
+    kept = list(filters.load(chosen.name)(rewards, chosen.share))
+    if kept != sorted(set(kept)) or not all(0 <= index < len(played) for index in kept):
+        raise ValueError(f"filter {chosen.name!r} returns {kept}, not ascending indices of {len(played)} groups")
+    useful = [*carried, *(played[index] for index in kept)]
+    if chosen.rounds == 1:
+        return useful, []
+    return useful[:wanted], [group for group in useful[wanted:] if min(_versions(group), default=-1) >= oldest]
 
 
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
@@ -157,6 +191,11 @@ def nucleus(rewards: Sequence[Rewards], share: float) -> list[int]:
 
 def _widest_first(spreads: Sequence[float]) -> list[int]:
     return sorted(range(len(spreads)), key=lambda index: -spreads[index])
+
+
+def _versions(group: Group) -> list[int]:
+    calls = (call for trajectory in group.trajectories for call in trajectory.calls() if call.tokens)
+    return [version for call in calls if call.tokens for version in call.tokens.versions]
 
 
 def _took_part(trajectory: Trajectory) -> bool:

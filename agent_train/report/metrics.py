@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 OFFLINE_KINDS = {"sft": "sft", "dpo": "preference", "rm": "reward_model"}
 HELD_OUT = "held_out"
+# Fields of a step that tell what was played again, not what was trained.
+OF_FAILURES = frozenset({"journal_turns", "retried_turns", "diverged", "replaced_tokens"})
 _HELD_OUT_FIELDS = ("kind", "elapsed", "step", "loss", "examples")  # the others are measures
 
 
@@ -125,7 +127,9 @@ class StepMetrics:
     prm: PrmMetrics | None
     pools: PoolMetrics | None = None
     journal_turns: int = 0
+    retried_turns: int = 0
     diverged: int = 0
+    replaced_tokens: int = 0
     context: float = 0.0  # share of the episodes that ended because the context was full
     summaries: float = 0.0  # of an episode, mean
     env: dict[str, float] = field(default_factory=dict)  # see `_env_means`

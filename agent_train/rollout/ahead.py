@@ -1,12 +1,24 @@
 """Rollouts that run while the learner learns, within a bound of staleness. Synchronous training is a bound of 0, by the same code."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from agent_train.rollout.sampler import admit
+from agentgym.core.trajectory import Group, Trajectory
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What was played for a step."""
+
+    groups: list[Group]  # in the order of their tasks
+    greedy: list[Trajectory]  # of each task, for ReMax
+    rounds: int  # of dynamic sampling
+    carried: Sequence[Group] = ()  # what dynamic sampling left in the step before
 
 
 class Rollouts(Generic[T]):
@@ -20,7 +32,7 @@ class Rollouts(Generic[T]):
         self._play = play
         self._staleness = staleness
         self._steps = steps
-        self._running: dict[int, asyncio.Task[T]] = {}
+        self._running: dict[int, asyncio.Task[T]] = {}  # and the one that was taken last
         self._begun: int | None = None  # steps whose rollouts have begun in this or an earlier start of the run
 
     def begin(self, version: int) -> None:
@@ -34,7 +46,12 @@ class Rollouts(Generic[T]):
     async def take(self, version: int) -> T:
         """The rollout that the present version trains on. Raises as `play`."""
         self.begin(version)
-        return await self._running.pop(version)
+        self._running.pop(version - 1, None)
+        return await self._running[version]
+
+    def before(self, step: int) -> asyncio.Task[T] | None:
+        """The rollout of the step before this one, which begins now; None if an earlier start of the run took it."""
+        return self._running.get(step - 1)
 
     async def close(self) -> None:
         """Cancel all that run. May be called twice."""

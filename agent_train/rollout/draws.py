@@ -1,6 +1,7 @@
 """Which tasks each step plays. It follows from the seed, the step and what earlier steps found, so a resumed run draws the same."""
 
 import functools
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from agent_train.config.schema import Config
 from agent_train.rollout.pools import PoolMetrics, Pools
 from agent_train.trainer.checkpoint import CheckpointError
 from agent_train.trainer.schedule import derive_seed
-from agentgym.core.trajectory import Group
+from agentgym.core.trajectory import Group, Trajectory
+from agentgym.storage.jsonl import line_of
 
 
 def pick_tasks(size: int, first: int, count: int, seed: int) -> list[int]:
@@ -53,8 +55,15 @@ class Epochs:
         return {"taken": self._taken, "left": list(self._left)}
 
 
+def surplus_of(state: Mapping[str, Any]) -> list[Group]:
+    """The `surplus` of the `Draws` that had this state."""
+    return [Group(task, [Trajectory.from_json(each) for each in group]) for task, group in state.get("surplus", ())]
+
+
 class Draws:
     """The tasks of each step, by their places in the training set, from when its rollout begins until it is trained on.
+
+    `surplus` are the groups of the last step that the next one is to train on.
 
     A step draws what all its rounds of dynamic sampling may need, so that rollouts at the same time share no task of an epoch. What it
     does not play goes back. With a staleness s the draw of step n reads the results of the steps before n - s, and of no other.
@@ -66,6 +75,8 @@ class Draws:
         if (before := saved.pop("size", size)) != size:
             raise CheckpointError(f"the run drew from {before} tasks and finds {size}: give it those it began with")
         self._size = size
+        self.surplus = surplus_of(saved)
+        saved.pop("surplus", None)
         self._drawn: dict[int, list[int]] = {int(step): tasks for step, tasks in saved.pop("drawn", {}).items()}
         self._most = trainer.groups_per_step * config.algorithm.filter.rounds
         self._source: Epochs | Pools
@@ -82,10 +93,12 @@ class Draws:
             self._drawn[step] = self._source.take(step, self._most)
         return self._drawn[step]
 
-    def played(self, step: int, groups: Sequence[Group]) -> PoolMetrics | None:
-        """Take in the groups of a step, which are of the first tasks that it drew; None without pools."""
+    def played(self, step: int, groups: Sequence[Group], surplus: Sequence[Group] = ()) -> PoolMetrics | None:
+        """Take in the groups of a step, which are of the first tasks that it drew, and what it leaves of them; None without pools."""
+        self.surplus = list(surplus)
         return self._source.put_back(step, self._drawn.pop(step), groups)
 
     def state(self) -> dict[str, Any]:
         """All that the next draws follow from, for JSON."""
-        return {"size": self._size, "drawn": dict(self._drawn), **self._source.state()}
+        surplus = [(g.task_id, [json.loads(line_of(t.to_json())) for t in g.trajectories]) for g in self.surplus]
+        return {"size": self._size, "drawn": dict(self._drawn), "surplus": surplus, **self._source.state()}

@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,11 +24,13 @@ from agent_train.cluster.lost import LostError
 from agent_train.cluster.network import serving_address
 from agent_train.cluster.placement import PlacementError, env_workers_wanted
 from agent_train.config.schema import Config, first_line
+from agent_train.report.timeline import Timeline
 from agentgym.core.env import Env, close_unused
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.rollout.episode import Limits
 from agentgym.service.client.address import RemoteError
 from agentgym.service.client.balance import pool_of
+from agentgym.service.client.remote_env import RemoteEnv
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, raise_open_files
 from agentgym.service.server.env_server import EnvServer, serve
@@ -83,17 +86,25 @@ class EnvWorkers:
     spec: EnvSpec  # of the environment that they serve
     note: Callable[[str], None]  # told what happens to them
     most: int  # sessions that each takes: all of them, so that those that are left can take over
+    timeline: Timeline
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     actors: dict[int, Any] = field(default_factory=dict)
     urls: dict[int, str] = field(default_factory=dict)  # where each is now
     first: tuple[str, ...] = ()  # where each was first; these stay their names when they move
     client: EnvSpec | None = None  # makes clients of them all
+    calls: dict[str, list[int]] = field(default_factory=dict)  # by URL: the worker's number, and its calls in flight
 
     def make(self) -> Env:
         """A new environment, on the worker that has the most room. It opens no session yet."""
         env = cast(EnvSpec, self.client).make()
+        cast(RemoteEnv, env.unwrapped).watch = self._count
         env.unwrapped.spec = self.spec  # type: ignore[assignment]  # episodes are recorded by the environment's own id
         return env
+
+    def _count(self, url: str, more: int) -> None:
+        count = self.calls[url]
+        count[1] += more
+        self.timeline.count(("env worker", count[0]), "calls", count[1])
 
     async def start(self, count: int, token_file: str) -> None:
         """Place and start this many, side by side. Clients read their token in `token_file`."""
@@ -121,7 +132,8 @@ class EnvWorkers:
             limits = ServiceLimits(idle_seconds=ServiceLimits().idle_seconds + patience)
             step = self.config.env.step_timeout
             start = actor.start.remote(self.spec, self.token, limits, step, self.most, home, told)
-            self.urls[number] = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
+            url = await _within(start, START_SECONDS, f"env worker {number} on {node} did not start")
+            self.urls[number], self.calls[url] = url, [number, 0]
         except RayTaskError as error:
             raise PlacementError(f"env worker {number}: {error.cause}") from error
         except RayError as error:
@@ -135,11 +147,12 @@ class EnvWorkers:
                 await self.actors[number].wait.remote()
             except Exception as error:  # of Ray, or of what nobody thought of: the run needs a worker in any case
                 self.note(f"env worker {number} at {self.urls[number]} died and is placed again: {first_line(error)}")
-            before, rest = self.urls[number], FIRST_REST
+            before, rest, begun = self.urls[number], FIRST_REST, time.monotonic()
             while not await self._started(number):
                 await asyncio.sleep(rest)
                 rest = min(2 * rest, LONGEST_REST)
             pool_of(self.first).move(before, self.urls[number])
+            self.timeline.add(("env worker restart", number), "starts again", begun)
             self.note(f"env worker {number} is back, at {self.urls[number]}")
 
     async def _started(self, number: int) -> bool:
@@ -163,11 +176,13 @@ class EnvWorkers:
 
 
 @asynccontextmanager
-async def placed_env(config: Config, env: EnvSpec, note: Callable[[str], None]) -> AsyncIterator[EnvWorkers]:
+async def placed_env(
+    config: Config, env: EnvSpec, note: Callable[[str], None], timeline: Timeline
+) -> AsyncIterator[EnvWorkers]:
     """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
     nodes = [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]  # busy or not
     count = env_workers_wanted(config, nodes)
-    workers = EnvWorkers(config, env, note, most=config.engine.max_concurrent * config.engine.replicas)
+    workers = EnvWorkers(config, env, note, config.engine.max_concurrent * config.engine.replicas, timeline)
     # This user's alone; in the folder that goes with the run's own Ray, even if the run is killed.
     with tempfile.NamedTemporaryFile("w", prefix="agent-train-", dir=os.environ.get("TMPDIR")) as token_file:
         token_file.write(workers.token)

@@ -1,7 +1,7 @@
 """From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
-from agent_train.rollout.journal import DivergedError, Journal, JournalTurn
+from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import SummaryMemory
 from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
@@ -33,6 +33,11 @@ def admit(*, batch: int, version: int, staleness: int, accepted: int, running: i
     return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
 
 
+def episode_key(seed: int | None) -> str:
+    """The name of an episode, by its seed, in the engine and the journal."""
+    return "" if seed is None else f"{seed:x}"
+
+
 class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
@@ -54,11 +59,12 @@ class TokenPolicy:
         self._renderer = renderer
         self._sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids)
         self._seed = seed
-        self._episode = None if seed is None else f"{seed:x}"
+        self._episode = episode_key(seed) or None
         self._previous: Rendered | None = None
         self._turn = 0
         self._journal = journal
-        self._written = journal.take(self._episode) if journal and self._episode else deque()
+        if journal is not None and self._episode is not None:
+            journal.begin(self._episode, engine.version)
         self._memory: SummaryMemory | None = None
         self._lost = False  # the last summary is none to go on with
         if memory is not None and memory.name == "summary":
@@ -67,7 +73,7 @@ class TokenPolicy:
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Sample the answer to the whole conversation so far, or a summary of it.
 
-        DivergedError if the journal has an answer to another conversation, EndEpisode("context") if there is no room for one.
+        DivergedError if the journal has the answer to another conversation, EndEpisode("context") if there is no room for one.
         """
         if self._lost:
             raise EndEpisode("context")
@@ -105,16 +111,11 @@ class TokenPolicy:
         said = [*self._previous.ids, *self._previous.completion] if self._previous else []
         shared = len(said) if prompt.ids[: len(said)] == said else 0
         new = prompt.ids[shared:]
-        if not self._written:
+        completion = self._journal.answer(self._episode, shared, new)
+        if completion is None:
             completion = await self._sample(prompt, most)
-            self._journal.keep(self._episode, self._turn, JournalTurn(shared, new, completion))
-            return completion
-        turn = self._written.popleft()
-        if (turn.shared, turn.new) != (shared, new):
-            self._journal.diverged += 1
-            raise DivergedError("the environment did not say what it said before the run was resumed")
-        self._journal.answered += 1
-        return turn.completion
+            self._journal.keep(self._episode, shared, new, completion)
+        return completion
 
     async def _sample(self, prompt: Rendered, most: int) -> Completion:
         seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
@@ -158,8 +159,8 @@ class Sampler:
         """Play each task `group_size` times; a group for each, in order, with all samples in order, failed ones too.
 
         The samples of a task that occurs twice count on, as do positions from the tasks that the step has played `before`.
-        The step's `journal` answers the turns that it has, and gets the others. An environment that cannot be played again up to
-        its last one fails, so its episode is tried again from the start, without the journal's turns.
+        The step's `journal` answers the turns that it has, and gets the others. An episode that fails is tried again as
+        `Journal.again` says.
 
         Raises:
             EngineError: an episode failed because the engine is dead, or all did and it lost a part meanwhile (EngineLostError).
@@ -176,14 +177,19 @@ class Sampler:
         groups = [trajectories[start : start + self.group_size] for start in range(0, batch, self.group_size)]
         return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
 
-    async def play_greedily(self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each task once at temperature 0, in order: ReMax's baseline (arXiv 2310.10505). Raises as `collect`."""
+    async def play_greedily(
+        self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, journal: Journal | None = None
+    ) -> list[Trajectory]:
+        """Play each task once at temperature 0, in order: ReMax's baseline (arXiv 2310.10505). `journal` and errors as of `collect`."""
         greedy = replace(self.sampling, temperature=0.0)
         episodes = [Episode(task, 0, derive_seed(self.seed, "greedy", step, n)) for n, task in enumerate(tasks)]
-        return await self._play(episodes, greedy, step, on_end)
+        return await self._play(episodes, greedy, step, on_end, journal)
 
     async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each held-out task once, in order, with the same seeds in every evaluation of a run. Raises as `collect`."""
+        """Play each held-out task once, in order, with the same seeds in every evaluation of a run. Raises as `collect`.
+
+        No turn of it is on disk: a run that goes back measures other weights.
+        """
         episodes = [Episode(task, 0, derive_seed(self.seed, "eval", n)) for n, task in enumerate(tasks)]
         return await self._play(episodes, self.sampling, -1, on_end)
 
@@ -199,14 +205,13 @@ class Sampler:
 
         The `schedule` in a trajectory's metadata has the engine's version when it began, and its begin and end in Unix seconds.
         """
-        began: dict[int | None, dict[str, float]] = {}
+        kept = journal or Journal()
 
         def make_policy(episode: Episode) -> TokenPolicy:
-            began[episode.seed] = {"version": self.engine.version, "began": time.time()}
-            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
+            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
 
         def ended(trajectory: Trajectory) -> None:
-            trajectory.metadata["schedule"] = {**began.get(trajectory.seed, {}), "ended": time.time()}
+            trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}
             if on_end is not None:
                 on_end(trajectory)
 
@@ -220,14 +225,16 @@ class Sampler:
                 self.engine.close_session()
                 self.places.leave()
 
-        async def play(*given: Any, **more: Any) -> Trajectory:
+        async def play(*given: Any, seed: int | None, **more: Any) -> Trajectory:
             if self.places.short(order):
                 self.engine.close_session()  # meanwhile no batch waits for this one
                 try:
                     await self.places.exchange(order)
                 finally:
                     self.engine.open_session()
-            return await self.play(*given, **more)
+            trajectory = await self.play(*given, seed=seed, **more)
+            trajectory.seed = seed  # the journal knows it by this, whatever plays it
+            return trajectory
 
         losses = await self.engine.losses()
         trajectories = await run_many(
@@ -236,6 +243,7 @@ class Sampler:
             episodes,
             concurrency=self.concurrency,
             limits=self.limits,
+            retries=lambda trajectory: kept.again(episode_key(trajectory.seed)),
             on_end=ended,
             play=play,
             place=place,

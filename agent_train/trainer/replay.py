@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_train.cluster.placement import own_ray_cpus
 from agent_train.cluster.ray_cluster import start_ray
@@ -23,16 +23,15 @@ from agent_train.config.schema import Config, ConfigError, get, settings
 from agent_train.config.validation import wrong_values
 from agent_train.learner.role_start import learning_beside, start_models
 from agent_train.learner.roles import roles_of
-from agent_train.report.metrics import Clock, Record, read_metrics
+from agent_train.report.metrics import OF_FAILURES, Clock, Record, read_metrics
+from agent_train.rollout.ahead import Rollout
+from agent_train.rollout.draws import surplus_of
 from agent_train.trainer.checkpoint import Checkpoint, Progress, newest_before
 from agent_train.trainer.resume import resume_command
 from agent_train.trainer.run_folder import RunFolder, step_of
 from agent_train.weights.sync import checksum_of_all
 from agentgym.core.trajectory import Group, read_jsonl
 from agentgym.storage.jsonl import finite
-
-if TYPE_CHECKING:
-    from agent_train.trainer.rl import Rollout
 
 # The other settings made the episodes, which are as they are.
 MAY_DIFFER = ("algorithm.", "learner.", "critic.", "reference.", "reward_model.", "teacher.", "trainer.steps")
@@ -138,7 +137,7 @@ def rollout_of(run: RunFolder, recorded: Config, record: Record) -> Rollout:
     if len(found) != played:
         raise ConfigError(f"step={step}: {path} has {len(found)} of its {played} episodes")
     groups = [Group(found[n].task_id, found[n : n + size]) for n in range(0, played, size)]
-    return groups, alone, record["selection"]["rounds"]
+    return Rollout(groups, alone, record["selection"]["rounds"])
 
 
 async def _train_again(
@@ -151,7 +150,7 @@ async def _train_again(
 ) -> None:
     """Train from the checkpoint through the last step that is `asked` for; print a line for each step, and a table for those."""
     from agent_train.trainer.loop import model_folder
-    from agent_train.trainer.rl import train_on
+    from agent_train.trainer.rl import left_by, train_on
 
     model_dir, progress = model_folder(config, run), checkpoint.progress
     if config.algorithm.kl.coef != recorded.algorithm.kl.coef:
@@ -165,8 +164,10 @@ async def _train_again(
         async def checksum(_: Progress) -> int:
             return checksum_of_all(await models.policy.checksums())
 
+        carried = surplus_of(checkpoint.tasks())
         for step in range(checkpoint.step + 1, asked.stop):
-            rollout = rollout_of(run, recorded, records[step])
+            rollout = dataclasses.replace(rollout_of(run, recorded, records[step]), carried=carried)
+            carried = left_by(config, rollout, step - 1)
             progress, metrics = await train_on(config, models, progress, rollout, Clock(), nullcontext(), checksum)
             replayed = json.loads(json.dumps(finite(dataclasses.asdict(metrics))))
             print("\n".join(compared(records[step], replayed, step in asked)), flush=True)
@@ -188,11 +189,9 @@ def compared(recorded: Record, replayed: Record, table: bool) -> Iterator[str]:
 
 
 def numbers(record: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All that a record tells but times and restarts, by dotted names."""
+    """All that a record tells but times and failures, by dotted names."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{name}.")
-        elif name not in ("kind", "elapsed", "tokens_per_second", "journal_turns", "diverged") and not name.endswith(
-            "seconds"
-        ):
+        elif name not in OF_FAILURES | {"kind", "elapsed", "tokens_per_second"} and not name.endswith("seconds"):
             yield prefix + name, value

@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
-from agent_train.algorithms.selection import choose, more_groups, participants, turn_rewards
+from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
 from agent_train.config.extensions import engines, rollouts
@@ -29,9 +29,9 @@ from agent_train.learner.measures import UpdateMetrics
 from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base, sends_adapters
 from agent_train.learner.tiny import texts_of_env
-from agent_train.report.metrics import Clock, StepMetrics, step_metrics
+from agent_train.report.metrics import Clock, StepMetrics, read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
-from agent_train.rollout.ahead import Rollouts
+from agent_train.rollout.ahead import Rollout, Rollouts
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.journal import Journal
@@ -59,10 +59,6 @@ class StepError(RuntimeError):
     """Every episode of a step or of an evaluation failed, or `algorithm.advantage` cannot take the rewards of a step."""
 
 
-# Groups in the order of their tasks; for ReMax the greedy episode of each task, else none; the number of rounds of dynamic sampling.
-Rollout = tuple[list[Group], list[Trajectory], int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RlContext(TrainerContext):
     """A run that plays episodes. `demonstrations` makes the samples of the warm start; None without one."""
@@ -71,6 +67,7 @@ class RlContext(TrainerContext):
     sampler: Sampler
     draws: Draws
     rollouts: Rollouts[tuple[Rollout, Journal]]
+    checksums: dict[int, int]  # of the run's weights, by version
     models: Models
     train_tasks: TaskSet
     test_tasks: TaskSet
@@ -91,11 +88,11 @@ class RlContext(TrainerContext):
     async def take_step(self, progress: Progress) -> Progress:
         clock = Clock(self.tracker.timeline)
         rollout, journal = await self.rollouts.take(progress.step)
-        groups, greedy, _ = rollout
+        groups, greedy = rollout.groups, rollout.greedy
         if self.config.engine.placement == "colocated":
             async with self.weights:
                 await self.engine.sleep()
-        pools = self.draws.played(progress.step, groups)
+        pools = self.draws.played(progress.step, groups, left_by(self.config, rollout, progress.step))
         clock.lap("rollout")
 
         async def send(progress: Progress) -> int:
@@ -108,8 +105,7 @@ class RlContext(TrainerContext):
         write_jsonl(self.folder.episodes("train", progress.step), _trajectories(groups))
         if greedy:
             write_jsonl(self.folder.episodes("greedy", progress.step), greedy)
-        again, diverged = journal.answered, journal.diverged
-        self.tracker.train_step(replace(metrics, pools=pools, journal_turns=again, diverged=diverged))
+        self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()))
         return progress
 
     def roles(self) -> list[Learner]:
@@ -140,31 +136,56 @@ class RlContext(TrainerContext):
         """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
         policy, receiver = self.models.policy, cast("FileReceiver", self.engine)
         if sends_adapters(self.config):
-            return await sync_adapter(policy, receiver, self.folder.path / "adapters", version)
-        if self.config.engine.weights != "collective":
-            return await sync_files(policy, receiver, self.folder.path / "weights", version)
-        return await sync(policy, self.engine, version)
+            sending = sync_adapter(policy, receiver, self.folder.path / "adapters", version)
+        elif self.config.engine.weights != "collective":
+            sending = sync_files(policy, receiver, self.folder.path / "weights", version)
+        else:
+            sending = sync(policy, self.engine, version)
+        self.checksums[version] = await sending
+        return self.checksums[version]
 
 
 async def play(
-    config: Config, sampler: Sampler, tasks: TaskSet, show: OnEnd, step: int, drawn: Sequence[int], journal: Journal
+    config: Config,
+    sampler: Sampler,
+    tasks: TaskSet,
+    show: OnEnd,
+    step: int,
+    drawn: Sequence[int],
+    journal: Journal,
+    before: asyncio.Task[tuple[Rollout, Journal]] | Sequence[Group] = (),
 ) -> tuple[Rollout, Journal]:
     """Play the first tasks that a step drew; with dynamic sampling further ones, until enough groups differ in their rewards.
 
-    ReMax's greedy episodes are in no journal: they are played when all others have ended, and are one for each group.
+    What the step `before` left, or will have left, counts too; more is played only when it is known.
     """
     trainer, algorithm = config.trainer, config.algorithm
     taken: list[Task] = []
     groups: list[Group] = []
+    carried: Sequence[Group] = ()
     rounds, count = 0, trainer.groups_per_step
     with journal:
         while count:
             more = [tasks[place] for place in drawn[len(taken) :][:count]]
             groups += await sampler.collect(more, step, show, taken, journal)
             taken, rounds = taken + more, rounds + 1
-            count = min(more_groups(groups, algorithm, trainer.groups_per_step, rounds), len(drawn) - len(taken))
-    remax = algorithm.advantage.name == "remax"
-    return (groups, await sampler.play_greedily(taken, step, show) if remax else [], rounds), journal
+            carried = left_by(config, (await before)[0], step - 1) if isinstance(before, asyncio.Task) else before
+            wanted = more_groups(groups, algorithm, trainer.groups_per_step, rounds, len(carried))
+            count = min(wanted, len(drawn) - len(taken))
+        remax = algorithm.advantage.name == "remax"
+        greedy = await sampler.play_greedily(taken, step, show, journal) if remax else []
+    return Rollout(groups, greedy, rounds, carried), journal
+
+
+def left_by(config: Config, rollout: Rollout, step: int) -> list[Group]:
+    """The groups that a step leaves to the next one."""
+    wanted, oldest = config.trainer.groups_per_step, _oldest(config, rollout, step + 1)
+    return surplus(rollout.groups, config.algorithm, wanted, rollout.carried, oldest)
+
+
+def _oldest(config: Config, rollout: Rollout, step: int) -> float:
+    """The oldest version that a step may train on of what the step before left; none of ReMax, whose baselines are the step's own."""
+    return math.inf if rollout.greedy else step - config.trainer.staleness
 
 
 async def train_on(
@@ -180,12 +201,12 @@ async def train_on(
 
     `send` is called with the new progress, and returns the checksum of the new weights.
     """
-    groups, greedy, rounds = rollout
-    kept, selection = choose(groups, config.algorithm, config.trainer.groups_per_step, rounds)
+    groups, wanted, oldest = rollout.groups, config.trainer.groups_per_step, _oldest(config, rollout, progress.step + 1)
+    kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
-    samples = give_advantages(config, kept, samples, greedy, progress.kl_coef)
+    samples = give_advantages(config, kept, samples, rollout.greedy, progress.kl_coef)
     clock.lap("score")
 
     kl_coef = progress.kl_coef
@@ -338,7 +359,7 @@ async def open_rl(
         make_env: Callable[[], Env] = spec.make
         if config.env.placement == "ray":
             tracker.phase("placing environments")
-            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note))).make
+            make_env = (await stack.enter_async_context(placed_env(config, spec, tracker.note, tracker.timeline))).make
         warm = config.sft.episodes and checkpoint is None
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:
@@ -346,16 +367,19 @@ async def open_rl(
         engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
         sampler, trainer = sampler_of(config, make_env, engine, renderer), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
+        checksums = trained_checksums(folder)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
 
         def play_step(step: int) -> Coroutine[Any, Any, tuple[Rollout, Journal]]:
-            return playing(step, draws.of_step(step), Journal(folder.turns_of(step + 1), tracker.note))
+            journal = Journal(folder.turns_of(step + 1), tracker.note, checksums)
+            before = ahead.before(step) if config.algorithm.filter.rounds > 1 else None
+            return playing(step, draws.of_step(step), journal, before or draws.surplus)
 
-        rollouts = Rollouts(play_step, trainer.staleness, trainer.steps)
+        ahead = Rollouts(play_step, trainer.staleness, trainer.steps)
         if config.engine.adaptive:
             following = follow_load(sampler.places, sampler.concurrency, engine, tracker.timeline)
             stack.callback(asyncio.create_task(following).cancel)
-        stack.push_async_callback(rollouts.close)
+        stack.push_async_callback(ahead.close)
         learners = [models.policy, *learning_beside(config, models)]
         opening = open_parts(joined, folder, tracker, checkpoint, learners, config.trainer.steps)
         yield RlContext(
@@ -363,12 +387,19 @@ async def open_rl(
             engine=engine,
             sampler=sampler,
             draws=draws,
-            rollouts=rollouts,
+            rollouts=ahead,
+            checksums=checksums,
             models=models,
             train_tasks=train_tasks,
             test_tasks=test_tasks,
             demonstrations=demonstrated,
         )
+
+
+def trained_checksums(folder: RunFolder) -> dict[int, int]:
+    """The checksums of the weights by version, as far as the run has trained; it goes on from the last of them."""
+    records = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    return {record["step"]: record["weights_checksum"] for record in records if record["kind"] == "train"}
 
 
 def sampler_of(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:

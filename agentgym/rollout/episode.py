@@ -273,7 +273,7 @@ async def run_many(
     *,
     concurrency: int = 64,
     limits: Limits = Limits(),
-    retries: int = 1,
+    retries: "int | Again" = 1,
     on_end: Callable[[Trajectory], None] | None = None,
     env_id: str = "",
     go_on: Callable[[], bool] = lambda: True,
@@ -287,8 +287,8 @@ async def run_many(
 
     Args:
         make_env: makes a new environment; called in the thread that will run it.
-        retries: how often a failed episode is run again, from its start and with its seed. The errors before the last are in
-            the trajectory's `metadata["errors"]`.
+        retries: how often a failed episode is run again, from its start and with its seed; or a function that says whether. The
+            errors before the last are in the trajectory's `metadata["errors"]`.
         on_end: called with each trajectory as it ends.
         go_on: called before each episode; once it returns False, no other begins, and the running ones are finished.
         play: runs one episode, with the arguments of `run_episode`, which is the default.
@@ -312,6 +312,8 @@ async def run_many(
 
 Rollout = Callable[..., Awaitable[Trajectory]]
 """Runs one episode with the arguments of `run_episode`, and returns its trajectory."""
+Again = Callable[[Trajectory], bool]
+"""True if the failed episode of this trajectory is to be run again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,7 +334,7 @@ async def run_batches(
     batches: Sequence[Batch],
     *,
     concurrency: int = 64,
-    retries: int = 1,
+    retries: int | Again = 1,
     go_on: Callable[[], bool] = lambda: True,
     place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
 ) -> None:
@@ -340,7 +342,7 @@ async def run_batches(
 
     A slot keeps its environment, and goes to another batch once its own has no episode left. Errors as in `run_many`.
     """
-    if concurrency < 1 or retries < 0:
+    if concurrency < 1 or (isinstance(retries, int) and retries < 0):
         raise ValueError(f"concurrency must be at least 1 and retries at least 0, not {concurrency} and {retries}")
     left = {batch: deque(range(len(batch.episodes))) for batch in batches}
     slots = dict.fromkeys(batches, 0)
@@ -397,7 +399,7 @@ async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[No
 @dataclass
 class _EnvSlot:
     batch: Batch
-    retries: int
+    retries: int | Again
     closing: list[asyncio.Task[None]]
     env: Env | None = None
 
@@ -406,7 +408,9 @@ class _EnvSlot:
         errors: list[str] = []
         while True:
             trajectory = await self._attempt(episode, coming)
-            if not trajectory.failed or len(errors) == self.retries or trajectory.metadata.get("status") == KEY_REFUSED:
+            if not trajectory.failed or trajectory.metadata.get("status") == KEY_REFUSED:
+                break
+            if not (len(errors) < self.retries if isinstance(self.retries, int) else self.retries(trajectory)):
                 break
             errors.append(str(trajectory.error))
         if errors:

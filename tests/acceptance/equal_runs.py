@@ -9,18 +9,18 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from training_process import Training
 
+from agent_train.report.metrics import OF_FAILURES
 from agentgym.core.trajectory import read_jsonl
 
 TIMES = {"elapsed", "tokens_per_second", "seconds"}
-OF_EARLIER_STARTS = {"journal_turns", "diverged"}
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of metrics without what a clock measured, and without what tells that the run was resumed."""
+    """A record of metrics without what a clock measured, and without what tells that a part of it was played again."""
     return {
         key: without_times(value) if isinstance(value, dict) else value
         for key, value in record.items()
-        if key not in TIMES | OF_EARLIER_STARTS and not key.endswith("_seconds")
+        if key not in TIMES | OF_FAILURES and not key.endswith("_seconds")
     }
 
 

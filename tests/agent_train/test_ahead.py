@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from fake_clock import with_fake_clock
@@ -14,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import group
 
+from agent_train.algorithms.selection import choose
 from agent_train.config.schema import Config, PoolsConfig
 from agent_train.rollout.ahead import Rollouts
 from agent_train.rollout.draws import Draws, pick_tasks
 from agent_train.rollout.journal import Journal
-from agent_train.trainer.rl import play
+from agent_train.trainer.rl import left_by, play
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.tasks import Task, TaskSet
 
@@ -109,12 +108,14 @@ def test_a_dead_engine_ends_the_loop_at_its_step_and_leaves_nothing_running(stal
 class SampledRun(Run):
     """A run with dynamic sampling and the tasks that `Draws` gives, saved with each version as it would be.
 
-    Four of five tasks differ in their rewards now and then. A round takes as long as the clock says.
+    Four of five tasks differ in their rewards now and then. A round takes as long as the clock says. The versions of the tokens
+    follow from task and step, as those do that a journal answers.
     """
 
     def __init__(self, config, seconds, learning):
         super().__init__(config.trainer.staleness, config.trainer.steps, seconds, learning)
         self.config, self.saved = config, {}
+        self.trained = {}  # by step: its groups, and how many of them the step before had played
 
     async def collect(self, tasks, step, on_end, before, journal):
         began, place = self.version, len(before)
@@ -124,22 +125,35 @@ class SampledRun(Run):
 
     def group(self, task, step):
         chance = random.Random(derive_seed(task.id, step))
-        return group(task.id, [[(1, float(chance.random() < int(task.id) % 5 / 4))] for _ in range(2)])
+        made = group(task.id, [[(1, float(chance.random() < int(task.id) % 5 / 4))] for _ in range(2)])
+        version = max(step - chance.randrange(self.staleness + 1), 0)
+        for trajectory in made.trajectories:
+            trajectory.turns[0].tokens.versions = [version]
+        return made
+
+    def differs(self, task, step):
+        return len({t.reward for t in self.group(Task(task), step).trajectories}) > 1
 
     async def train(self, version=0, state=None):
         """From a version on, with what its checkpoint held; yields the tasks of each step."""
         self.version, played = version, {}
-        draws = Draws(self.config, len(TASKS), state)
+        draws, algorithm = Draws(self.config, len(TASKS), state), self.config.algorithm
 
         def play_next(step):
-            return play(self.config, self, TASKS, None, step, draws.of_step(step), Journal(Path(os.devnull), print))
+            before = (algorithm.filter.rounds > 1 and rollouts.before(step)) or draws.surplus
+            return play(self.config, self, TASKS, None, step, draws.of_step(step), Journal(), before)
 
         rollouts = Rollouts(play_next, self.staleness, self.steps)
         while self.version < self.steps:
             self.saved[self.version] = json.dumps(draws.state())
-            (groups, _, _), _ = await rollouts.take(self.version)
-            played[self.version] = [each.task_id for each in groups]
-            draws.played(self.version, groups)
+            rollout, _ = await rollouts.take(self.version)
+            played[self.version] = [each.task_id for each in rollout.groups]
+            oldest = self.version + 1 - self.staleness
+            wanted = self.config.trainer.groups_per_step
+            kept, told = choose(rollout.groups, algorithm, wanted, rollout.rounds, rollout.carried, oldest)
+            self.trained[self.version] = [[t.to_json() for t in each.trajectories] for each in kept], told.carried
+            draws.played(self.version, rollout.groups, left_by(self.config, rollout, self.version))
+            assert told.left == len(draws.surplus)
             await asyncio.sleep(self.learning)
             self.version += 1
             if self.staleness:
@@ -151,10 +165,11 @@ STEPS = 6  # of the real run
 TASKS = TaskSet([Task(str(n)) for n in range(60)])
 
 
-def sampled(staleness, rounds, pools):
+def sampled(staleness, rounds, pools, seed=0):
     config = Config(pools=PoolsConfig(groups=pools, revisit=3))
     config.algorithm.filter.name, config.algorithm.filter.rounds = "spread", rounds
     config.trainer.staleness, config.trainer.steps, config.trainer.groups_per_step = staleness, 7, 2
+    config.trainer.seed = seed
     return config
 
 
@@ -167,17 +182,66 @@ def test_dynamic_sampling_ahead_plays_the_same_tasks_whatever_ends_first_and_aft
     run = SampledRun(config, seconds, 2.0)
     played, _ = with_fake_clock(run.train())
     assert with_fake_clock(SampledRun(config, others, 9.0).train())[0] == played
-    resumed = with_fake_clock(SampledRun(config, others, 0.5).train(version, json.loads(run.saved[version])))[0]
+    again = SampledRun(config, others, 0.5)
+    resumed = with_fake_clock(again.train(version, json.loads(run.saved[version])))[0]
     assert resumed == {step: tasks for step, tasks in played.items() if step >= version}
+    assert again.trained == {step: groups for step, groups in run.trained.items() if step >= version}
     for step, tasks in played.items():
         assert len(set(tasks)) == len(tasks) <= rounds * 2
-        spread = sum(len({t.reward for t in run.group(Task(task), step).trajectories}) > 1 for task in tasks)
-        assert spread >= 2 or len(tasks) == min(rounds * 2, 60)
+        spread = sum(run.differs(task, step) for task in tasks)
+        assert spread + run.trained[step][1] >= 2 or len(tasks) == min(rounds * 2, 60)
     if not pools:
         order = [str(n) for n in pick_tasks(60, 0, 60, 0)]
         everything = [task for tasks in played.values() for task in tasks]
         assert sorted(set(everything)) == sorted(everything), "56 tasks at most, of an epoch of 60"
         assert staleness or everything == order[: len(everything)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3), st.integers(2, 4), st.integers(0, 99))
+def test_a_group_with_spread_is_trained_on_once_in_its_step_or_the_next_one_unless_it_is_too_old_then(
+    staleness, rounds, seed
+):
+    run = SampledRun(sampled(staleness, rounds, 0, seed), [1.0], 2.0)
+    played, _ = with_fake_clock(run.train())
+    trained = {step: [group[0]["task_id"] for group in groups] for step, (groups, _) in run.trained.items()}
+    for step, (groups, carried) in run.trained.items():
+        assert trained[step][carried:] == [task for task in played[step] if run.differs(task, step)][: 2 - carried]
+        assert all(task in played[step - 1] for task in trained[step][:carried])
+        versions = [v for group in groups for t in group for turn in t["turns"] for v in turn["tokens"]["versions"]]
+        assert all(step - staleness <= version <= step for version in versions)
+        for task in (task for task in played[step] if run.differs(task, step)):
+            young = run.group(Task(task), step).trajectories
+            young = min(t.turns[0].tokens.versions[0] for t in young) >= step + 1 - staleness
+            once = (trained[step] + trained.get(step + 1, [])).count(task)
+            assert once == 1 or (once == 0 and (not young or step == run.steps - 1))
+    assert staleness or not any(carried for _, carried in run.trained.values()), "one version is too old"
+
+
+def test_groups_that_wait_at_a_checkpoint_are_trained_on_by_the_run_that_goes_on_from_it():
+    waited = 0
+    for seed in range(12):
+        run = SampledRun(sampled(1, 5, 0, seed), [1.0], 2.0)
+        run.config.trainer.groups_per_step = 4
+        with_fake_clock(run.train())
+        for version, saved in run.saved.items():
+            if json.loads(saved)["surplus"]:
+                again = SampledRun(run.config, [3.0, 1.0], 0.5)
+                with_fake_clock(again.train(version, json.loads(saved)))
+                assert again.trained == {step: groups for step, groups in run.trained.items() if step >= version}
+                waited += again.trained[version][1]
+    assert waited > 3
+
+
+@pytest.mark.parametrize(("left", "rounds"), [(0, 2), (1, 1), (2, 1)])
+def test_what_the_step_before_leaves_is_not_played_for_again(left, rounds):
+    """A round of two tasks, of which one differs in its rewards: with one that was left the step has the two that it wants."""
+    config, run = sampled(1, 3, 0), SampledRun(sampled(1, 3, 0), [1.0], 2.0)
+    places = sorted(range(len(TASKS)), key=lambda place: not run.differs(str(place), 0))
+    useful, drawn = places[:left], [places[10], places[-1], *places[11:15]]
+    before = [run.group(TASKS[place], 0) for place in useful]
+    rollout, _ = with_fake_clock(play(config, run, TASKS, None, 0, drawn, Journal(), before))[0]
+    assert (rollout.rounds, list(rollout.carried)) == (rounds, before)
 
 
 def test_dynamic_sampling_waits_for_one_step_while_others_go_on():
@@ -189,7 +253,7 @@ def test_dynamic_sampling_waits_for_one_step_while_others_go_on():
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(tmp_path):
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=2", "trainer.eval_every=4"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=3", "trainer.eval_episodes=4", "sft.episodes=16"]
@@ -200,7 +264,7 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
 
     def command(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "agent_train.cli", *words], check=False, capture_output=True, text=True, timeout=200
+            [sys.executable, "-m", "agent_train.cli", *words], check=False, capture_output=True, text=True, timeout=400
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -9,15 +9,18 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import journal_cases
 import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from test_timeline import events
 
 from agent_train.cluster.placement import PlacementError, env_workers_wanted, own_ray_cpus
 from agent_train.config.compose import compose
 from agent_train.config.schema import ConfigError
 from agent_train.config.validation import env_spec, validate
+from agent_train.report.timeline import Timeline
 from agent_train.rollout import env_workers
 from agent_train.rollout.env_workers import EnvWorkers, placed_env
 from agentgym.policies.base import ExpertPolicy
@@ -51,21 +54,11 @@ def cluster():
         made.shutdown()
 
 
-class Played(ExpertPolicy):
-    """The expert with mistakes; before its turn `at`, `meanwhile` happens."""
-
-    def __init__(self, episode, meanwhile=None, at=-1):
-        super().__init__(mistakes=0.5, rng=random.Random(episode.seed))
-        self.meanwhile, self.at, self.turn = meanwhile, at, 0
-
-    async def act(self, messages, tools):
-        if self.turn == self.at:
-            await self.meanwhile()
-        self.turn += 1
-        return await super().act(messages, tools)
+def policy(episode):
+    return ExpertPolicy(mistakes=0.5, rng=random.Random(episode.seed))
 
 
-async def play(make, count=12, policy=Played):
+async def play(make, count=12):
     tasks = env_spec(settings()).tasks("train").take(count)
     episodes = [Episode(task, 0, seed) for seed, task in enumerate(tasks)]
     return await asyncio.wait_for(run_many(make, policy, episodes, concurrency=6), SECONDS)
@@ -79,10 +72,11 @@ def what_happened(trajectories):
 
 
 @asynccontextmanager
-async def placed(*overrides, notes=None, **changes):
+async def placed(*overrides, notes=None, timeline=None, **changes):
     config = settings(*overrides)
     spec = dataclasses.replace(env_spec(config), **changes)
-    async with asyncio.timeout(SECONDS), placed_env(config, spec, [].append if notes is None else notes.append) as env:
+    note = [].append if notes is None else notes.append
+    async with asyncio.timeout(SECONDS), placed_env(config, spec, note, timeline or Timeline()) as env:
         yield env
 
 
@@ -118,40 +112,43 @@ def test_workers_go_to_all_nodes_and_their_episodes_are_those_of_a_local_environ
 
 
 @pytest.mark.ray
-def test_a_worker_that_is_killed_is_placed_again_and_no_episode_is_lost(cluster):
-    # One alone, so that the episodes that it takes with it can only go on once it is back.
-    notes, before, after = [], {}, {}
+def test_a_worker_that_is_killed_is_placed_again_and_costs_no_turn_of_its_episodes(cluster, tmp_path):
+    """Killed in the engine's tenth answer, when all episodes have turns. It is alone: they can only go on once it is back."""
+    folder, notes, timeline = journal_cases.build(tmp_path / "policy"), [], Timeline(tmp_path / "timeline.json")
+    tasks, make = env_spec(settings()).tasks("train").take(2), env_spec(settings()).make
+    undisturbed, _, count = journal_cases.rollout(folder, None, make, tasks)
+    urls, answers = [], []
 
     async def there():
-        async with placed("env.workers=1", notes=notes) as env:
-            before.update(env.urls)
+        async with placed("env.workers=1", notes=notes, timeline=timeline) as env:
+            urls.append(env.urls[0])
             victim = await asked(env.actors[0], os.getpid)
 
             async def kill():
-                if not psutil.pid_exists(victim):  # the episode is played again
-                    return
-                served = psutil.Process(victim).children(recursive=True)
-                os.kill(victim, signal.SIGKILL)
-                # Until it is gone too, the process that plays this episode may answer one more step.
-                left = await asyncio.to_thread(psutil.wait_procs, served, SECONDS)
-                assert not left[1], "what the dead worker had started still runs"
+                answers.append(1)
+                if len(answers) == 10:
+                    os.kill(victim, signal.SIGKILL)
 
-            def policy(episode):
-                return Played(episode, kill, at=1 if episode.seed == 3 else -1)
-
-            trajectories = await play(env.make, policy=policy)
+            played = await journal_cases.collect(folder, None, env.make, tasks, before=kill)
             while not any("is back" in note for note in notes):
                 await asyncio.sleep(0.05)
-            after.update(env.urls)
+            urls.append(env.urls[0])
             assert await asked(env.actors[0], os.getpid) != victim
-            return trajectories, await play(env.make)
+            return played
 
-    first, second = asyncio.run(there())
-    local = what_happened(asyncio.run(play(env_spec(settings()).make)))
-    assert any("errors" in trajectory.metadata for trajectory in first)  # the kill cost some their first try
-    assert what_happened(first) == what_happened(second) == local
-    assert before[0] != after[0]
-    assert f"env worker 0 at {before[0]} died and is placed again" in notes[0]
+    groups, journal, again = asyncio.run(there())
+    assert journal_cases.exactly(groups) == journal_cases.exactly(undisturbed)
+    assert again == count, "the engine is asked for nothing twice"
+    assert journal.retried > 0
+    assert any("errors" in t.metadata for t in journal_cases.episodes_of(groups))
+    assert urls[0] != urls[1]
+    assert f"env worker 0 at {urls[0]} died and is placed again" in notes[0]
+    timeline.write()
+    rows = events(tmp_path / "timeline.json")
+    calls = [each["args"]["count"] for each in rows["env worker 0"]]
+    assert max(calls) > 1
+    assert calls[-1] == 0, "at last it waits"
+    assert [each["name"] for each in rows["env worker restart 0"]] == ["starts again"]
 
 
 def test_a_worker_is_placed_again_whatever_the_first_tries_to_do_so_fail_with(monkeypatch, caplog):

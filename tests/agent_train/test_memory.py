@@ -6,27 +6,26 @@ import asyncio
 import json
 from dataclasses import replace
 
+import journal_cases
 import pytest
+from journal_cases import count_calls, exactly, lines_of
 from sample_tokenizers import LAKE, tiny
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.selection import turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
-from agent_train.config.schema import AdvantageConfig, AlgorithmConfig, EngineConfig, MemoryConfig, TinyConfig
+from agent_train.config.schema import AdvantageConfig, AlgorithmConfig, MemoryConfig
 from agent_train.data.packing import weighted
 from agent_train.data.samples import samples_of
 from agent_train.engine.base import Completion, Engine, Sampling
-from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.learner.tiny import build_tiny, texts_of_env, train_tokenizer
+from agent_train.learner.tiny import train_tokenizer
 from agent_train.report.metrics import eval_metrics
 from agent_train.report.timeline import Timeline
-from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import HEADING, HELD, REQUEST, SummaryMemory
 from agent_train.rollout.renderer import Renderer, RendererError
 from agent_train.rollout.sampler import Sampler, TokenPolicy
 from agentgym import Env
 from agentgym.core.messages import assistant, system, tool_result, user
-from agentgym.core.registration import spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Summary, Tokens, Trajectory, Turn
 from agentgym.rollout.episode import Limits, run_episode
@@ -356,60 +355,17 @@ def test_no_text_of_a_long_episode_is_encoded_twice(renderer, monkeypatch):
 
 # ---- the embedded engine
 
-SAMPLING = Sampling(max_tokens=6, temperature=0.8)
 CONTEXT = 2048
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("policy")
-    texts = texts_of_env("frozen_lake", n=16)
-    build_tiny(path, texts, TinyConfig(hidden=64, layers=2, heads=2, intermediate=96), CONTEXT, seed=0)
-    return path
-
-
-@pytest.fixture(scope="module")
-def rollout(folder):
+def rollout(tmp_path_factory):
     """Plays two tasks, three episodes each, by a journal: the groups, the journal, and how often the engine answered."""
-    renderer = Renderer.of_folder(folder)
-    problems = list(spec("frozen_lake").tasks("train").take(2))
+    folder = journal_cases.build(tmp_path_factory.mktemp("policy"), CONTEXT)
     # A model that knows nothing would not stop: a third of all tokens end its answers and summaries.
-    sampling = replace(SAMPLING, stop_token_ids=(*renderer.stop_token_ids, *range(0, 512, 3)))
-
-    def play(path, memory):
-        answered = []
-
-        class Counted(EmbeddedEngine):
-            async def generate(self, *given):
-                answered.append(await super().generate(*given))
-                return answered[-1]
-
-        async def collect():
-            config = EngineConfig("embedded", max_model_len=CONTEXT, request_timeout=60)
-            engine = await Counted.start(config, folder, folder, dtype="float32", deterministic=True)
-            with Journal(path, pytest.fail) as journal:
-                sampler = Sampler(FrozenLake, engine, renderer, sampling, group_size=3, seed=11, memory=memory)
-                groups = await asyncio.wait_for(sampler.collect(problems, 0, journal=journal), 120)
-                assert engine.live_sessions == 0
-            await engine.close()
-            return groups, journal, len(answered)
-
-        return asyncio.run(collect())
-
-    return play
-
-
-def exactly(groups):
-    """All that the episodes said, were told and earned, to the last bit."""
-    return [
-        [t.id, t.seed, t.end, t.error, [[n.reply, getattr(n, "reward", None), vars(n.tokens)] for n in t.calls()]]
-        for group in groups
-        for t in group.trajectories
-    ]
-
-
-def called(groups) -> int:
-    return sum(len(t.calls()) for group in groups for t in group.trajectories)
+    stops = (*Renderer.of_folder(folder).stop_token_ids, *range(0, 512, 3))
+    given = {"sampling": replace(journal_cases.SAMPLING, stop_token_ids=stops), "context": CONTEXT}
+    return lambda path, memory: journal_cases.rollout(folder, path, memory=memory, **given)
 
 
 def test_an_episode_that_never_fills_the_context_is_the_same_bit_for_bit(rollout, tmp_path):
@@ -417,7 +373,7 @@ def test_an_episode_that_never_fills_the_context_is_the_same_bit_for_bit(rollout
     beside, _, _ = rollout(tmp_path / "b", MemoryConfig("summary", tokens=12))
     assert exactly(without) == exactly(beside)
     assert not any(t.summaries for group in beside for t in group.trajectories)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert lines_of(tmp_path / "a") == lines_of(tmp_path / "b")
 
 
 def test_a_rollout_that_is_cut_off_before_or_behind_a_summary_ends_as_if_it_had_not_been(rollout, tmp_path):
@@ -426,7 +382,7 @@ def test_a_rollout_that_is_cut_off_before_or_behind_a_summary_ends_as_if_it_had_
     episodes = [t for group in undisturbed for t in group.trajectories]
     assert sum(len(t.summaries) for t in episodes) >= 3
     assert any(t.summaries and len(t.turns) > t.summaries[0].turn for t in episodes), "and they are gone on with"
-    assert asked == called(undisturbed)
+    assert asked == count_calls(undisturbed)
     lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
     for count in (*range(0, len(lines), 4), len(lines)):
         path = tmp_path / f"{count}"
@@ -434,5 +390,5 @@ def test_a_rollout_that_is_cut_off_before_or_behind_a_summary_ends_as_if_it_had_
         written = sum(len(json.loads(line)) for line in lines[:count])
         groups, journal, asked = rollout(path, memory)
         assert exactly(groups) == exactly(undisturbed)
-        assert (journal.answered, journal.diverged, asked) == (written, 0, called(undisturbed) - written)
-        assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+        assert (journal.answered, journal.diverged, asked) == (written, 0, count_calls(undisturbed) - written)
+        assert lines_of(path) == lines_of(tmp_path / "whole")

@@ -90,11 +90,14 @@ def test_what_cannot_be_replayed_is_refused_in_one_line_before_anything_starts(n
 
 def test_a_rollout_is_read_as_it_was_played(run):
     config = compose(SETTINGS)
-    groups, greedy, rounds = rollout_of(run, config, record_of(4))
-    assert [(group.task_id, group.trajectories) for group in groups] == [("t1", EPISODES[:2]), ("t2", EPISODES[2:])]
-    assert (greedy, rounds) == ([], 2)
+    rollout = rollout_of(run, config, record_of(4))
+    assert [(group.task_id, group.trajectories) for group in rollout.groups] == [
+        ("t1", EPISODES[:2]),
+        ("t2", EPISODES[2:]),
+    ]
+    assert (rollout.greedy, rollout.rounds) == ([], 2)
     write_jsonl(run.episodes("greedy", 4), EPISODES[::2])
-    assert rollout_of(run, config, record_of(4))[1] == EPISODES[::2]
+    assert rollout_of(run, config, record_of(4)).greedy == EPISODES[::2]
 
 
 def test_times_are_not_compared():

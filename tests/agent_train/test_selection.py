@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_cases import algorithm, episode, group
 
-from agent_train.algorithms.selection import choose, is_truncated, more_groups, participants, penalty, turn_rewards
+from agent_train.algorithms.selection import (
+    choose,
+    is_truncated,
+    more_groups,
+    participants,
+    penalty,
+    surplus,
+    turn_rewards,
+)
 from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.journal import Journal
@@ -146,6 +154,20 @@ def test_dynamic_sampling_counts_what_is_short_and_what_is_too_much():
     assert much.dropped_groups == 3
 
 
+def test_what_is_left_is_young_enough_for_the_next_step_and_has_names_of_its_own():
+    """STEP was sampled by version 0. Its "narrow" group is left, and the next step plays that task again."""
+    settings = algorithm(chosen=ROUNDS)
+    assert surplus(STEP, settings, 1, [], oldest=1) == []
+    assert surplus(STEP, algorithm(chosen={"name": "spread"}), 1, [], oldest=0) == [], "no dynamic sampling"
+    (left,) = surplus(STEP, settings, 1, [], oldest=0)
+    told = choose(STEP, settings, 1, oldest=0)[1]
+    assert (told.left, told.dropped_groups, told.dropped) == (1, 2, 4)
+    kept, told = choose(STEP[2:], settings, 2, carried=[left])
+    assert [g.task_id for g in kept] == ["narrow", "narrow"]
+    assert len({t.id for g in kept for t in g.trajectories}) == told.episodes == 4
+    assert (told.carried, told.groups, told.dropped_groups, told.dropped, told.short) == (1, 2, 1, 2, 0)
+
+
 @settings(deadline=None)
 @given(
     spreads=st.lists(st.booleans(), min_size=60, max_size=60),
@@ -170,7 +192,8 @@ def test_no_task_is_skipped_and_none_is_played_twice_whatever_dynamic_sampling_d
     for step in range(steps):
         draws = Draws(config, len(tasks), state)
         drawn = draws.of_step(step)
-        (groups, _, rollouts), _ = asyncio.run(play(config, sampler, tasks, None, step, drawn, no_journal()))
+        rollout, _ = asyncio.run(play(config, sampler, tasks, None, step, drawn, no_journal()))
+        groups, rollouts = rollout.groups, rollout.rounds
         assert rollouts <= rounds
         assert len(groups) <= rounds * wanted
         useful = sum(spreads[int(g.task_id)] for g in groups)

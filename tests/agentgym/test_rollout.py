@@ -316,6 +316,9 @@ def test_a_failed_episode_is_run_again_with_its_seed():
     [out] = run(run_many(Flaky, stop, [Episode(TASK, seed=9)], retries=1))
     assert "failure 2" in out.error
     assert len(out.metadata["errors"]) == 1
+    seeds.clear()
+    [out] = run(run_many(Flaky, stop, [Episode(TASK, seed=9)], retries=lambda failed: "failure 1" in failed.error))
+    assert ("failure 2" in out.error, len(seeds)) == (True, 2), "a function says whether it is"
 
 
 def test_an_environment_that_cannot_be_made_fails_its_episode():

@@ -48,6 +48,7 @@ class RemoteEnv(AsyncEnv):
         self._session: RemoteSession | None = None
         self._server: Server | None = None
         self._abandon: weakref.finalize[Any, RemoteEnv] | None = None
+        self.watch: Callable[[str, int], None] = lambda url, more: None  # told of each call's begin (1) and end (-1)
         self._methods: tuple[str, ...] = ()
         self._runs_programs = False  # of the agent's
         record = lookup.record_of(self.address)
@@ -157,11 +158,14 @@ class RemoteEnv(AsyncEnv):
         session = self.session
         if session is None:
             raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
+        self.watch(session.server, 1)
         try:
             return await session.calls(requests)
         except SessionLost:
             self._leave()
             raise
+        finally:
+            self.watch(session.server, -1)
 
     async def _begin(self, requests: list[Request], may_move: bool = True, rebind: Task | None = None) -> list[Any]:
         """The results of calls that begin an episode, on a new session if the present one is gone or better left."""
