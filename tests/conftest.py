@@ -117,5 +117,14 @@ def sample(uncut):
     return draw
 
 
+@pytest.fixture(scope="session")
+def in_shared_ray():
+    """The environment of a run that need not start and end its own Ray."""
+    from shared_ray import shared_ray
+
+    with shared_ray() as joins:
+        yield joins
+
+
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.
 NEEDED_BY = {"data": "", "browser": "AGENTGYM_NEED_BROWSER", "machines": "AGENTGYM_NEED_MACHINES"}

@@ -1,6 +1,7 @@
 """The page and its data as one HTML file, which needs no server and no network: `agentgym view --export`, and `report.html`."""
 
 import base64
+import functools
 import hashlib
 import re
 import time
@@ -162,8 +163,9 @@ def static_files() -> dict[str, tuple[str, bytes]]:
     return {entry.name: (kind, entry.read_bytes()) for entry, kind in kinds if kind}
 
 
-def page_of(data: dict[str, Any]) -> str:
-    """The page with its styles, scripts and data inside. Its own policy lets nothing else run, and nothing be fetched."""
+@functools.cache
+def _around_data() -> tuple[str, str]:
+    """The page with its styles and scripts, before its data and after. Its own policy lets nothing else run, or be fetched."""
     files = {name: content.decode() for name, (_, content) in static_files().items()}
     page = files["index.html"]
     # Line ends as a browser reads them, or its hash would differ.
@@ -174,11 +176,15 @@ def page_of(data: dict[str, Any]) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    body = [f'<script type="application/json" id="agentgym-data">{embedded(data)}</script>']
-    body += [f"<script>{script}</script>" for script in scripts]
     page = page.replace("<head>", head, 1)
     page = page.replace("</head>", "".join(f"<style>{style}</style>\n" for style in styles) + "</head>", 1)
-    return page.replace("</body>", "\n".join(body) + "\n</body>", 1)
+    before, after = page.split("</body>", 1)
+    own = "".join(f"\n<script>{script}</script>" for script in scripts)
+    return f'{before}<script type="application/json" id="agentgym-data">', f"</script>{own}\n</body>{after}"
+
+
+def page_of(data: dict[str, Any]) -> str:
+    return embedded(data).join(_around_data())
 
 
 def embedded(data: Any) -> str:

@@ -1,7 +1,8 @@
-"""Whether two training runs are the same run, to the last bit."""
+"""Whether two training runs are the same run, to the last bit; and one that was cut off, to be compared with the whole."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def played(run: Training) -> dict[str, list]:
         ]
         for file in sorted((run.folder / "trajectories").glob("*.jsonl"))
     }
+
+
+def leave_as_killed_after(step: int, run: Training, folder: Path) -> None:
+    """Copy a finished run as it is when its driver is killed after a step and before the next checkpoint is written."""
+    shutil.copytree(run.folder, folder)
+    (folder / "result.json").unlink()
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    (folder / "checkpoints" / "latest").write_text(f"step-{step:06d}\n")
 
 
 def assert_equal_runs(one: Training, other: Training) -> None:

@@ -27,7 +27,7 @@ from agent_train.learner.tiny import build_tiny
 from agentgym.core.registration import load_plugins, registry
 from agentgym.evaluate.serving import serve_model
 
-KILLS = 10  # in all; with AGENTGYM_TEST_ALL of each player, and otherwise fewer of those that models play
+KILLS = 10  # in all; of those that models play fewer, or none, without AGENTGYM_TEST_ALL
 STARTING = 2  # of ten, so many while it still starts
 SHORT = ("countdown", "frozen_lake", "gsm8k_tool", "sql", "tic_tac_toe", "wordle")  # quick to read for a real model
 CONTEXT = 8192
@@ -108,10 +108,14 @@ def test_killed_while_the_tiny_policy_plays(tmp_path, tiny_server, uncut) -> Non
 
 
 @pytest.mark.vllm
-def test_killed_while_an_instruct_model_plays(tmp_path, uncut) -> None:
-    envs, kills = (ENVS, KILLS) if uncut else (SHORT, 2)
+def test_an_instruct_model_plays(tmp_path, uncut) -> None:
+    envs, options = ENVS if uncut else SHORT, (*GREEDY, "2", "--max-tokens", "8")
     with served(instruct_model(), tmp_path / "vllm.log") as model:
-        check_killed_and_undisturbed(tmp_path, 3, 1, kills, *model, *GREEDY, "2", "--max-tokens", "8", envs=envs)
+        if uncut:
+            check_killed_and_undisturbed(tmp_path, 3, 1, KILLS, *model, *options, envs=envs)
+        else:
+            run = Evaluation(tmp_path / "whole", *envs, "-n", "1", *options, *model)
+            assert run.ends() == 0, run.told()
     said = {
         message["content"]
         for messages, *_ in conversations(tmp_path / "whole").values()

@@ -3,11 +3,10 @@
 Runs that are killed at any moment are in `test_same_numbers.py`, beside the runs that they must equal.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
-from equal_runs import assert_equal_runs, assert_equal_states
+from equal_runs import assert_equal_runs, assert_equal_states, leave_as_killed_after
 from training_process import SMALL, Training, training
 
 from agentgym.core.trajectory import read_jsonl
@@ -20,27 +19,17 @@ SETTINGS = (
 NAME = "killed"
 
 
-def leave_as_killed_after(step: int, run: Training, folder: Path) -> None:
-    """Copy a finished run as it is when its driver is killed after a step and before the next checkpoint is written."""
-    shutil.copytree(run.folder, folder)
-    (folder / "result.json").unlink()
-    for checkpoint in (folder / "checkpoints").glob("step-*"):
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    (folder / "checkpoints" / "latest").write_text(f"step-{step:06d}\n")
-
-
-def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(tmp_path: Path) -> None:
+def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(in_shared_ray, tmp_path: Path) -> None:
     """PRIME drops groups without spread: four of four episodes leave some. Of 100,000 tasks those that were played come again."""
     settings = (
         *(*SETTINGS, "engine=embedded", "trainer.deterministic=true", "trainer.steps=2"),
         *("trainer.groups_per_step=4", "algorithm=prime", "lora.rank=4"),
         *("pools.groups=2", "pools.revisit=1", "pools.weights.unseen=0.1"),
     )
-    with training(tmp_path, *settings) as undisturbed:
+    with training(tmp_path, *settings, env=in_shared_ray) as undisturbed:
         assert undisturbed.wait() == 0, undisturbed.told()
     leave_as_killed_after(1, undisturbed, tmp_path / NAME)
-    with training(tmp_path, *settings, name=NAME) as run:
+    with training(tmp_path, *settings, env=in_shared_ray, name=NAME) as run:
         assert run.wait() == 0, run.told()
         assert "going on with killed from step 1" in run.out
     assert_equal_runs(run, undisturbed)

@@ -1,4 +1,4 @@
-"""Environments that act, trained on: every episode in a container, and no container left. Programs of two kinds run in two images."""
+"""An environment that acts, trained on: every episode in a container, and no container left."""
 
 import uuid
 
@@ -25,7 +25,6 @@ SMALL = (
     "trainer.eval_episodes=4",
     f"trainer.steps={STEPS}",
 )
-JOBS = {"code_mbpp": (), "search": ("env.kwargs.retriever=sandbox",)}
 
 
 def containers(label: str) -> list[str]:
@@ -36,10 +35,9 @@ def started(run: Training, label: str) -> list[str]:
     return run.wait_for("its first container", lambda: containers(label))
 
 
-@pytest.mark.parametrize("env_id", JOBS)
-def test_two_steps_are_trained_in_containers_and_none_is_left(env_id: str, tmp_path) -> None:
+def test_two_steps_are_trained_in_containers_and_none_is_left(in_shared_ray, tmp_path) -> None:
     label = f"test-{uuid.uuid4().hex[:8]}"
-    with training(tmp_path, f"+env={env_id}", *SMALL, *JOBS[env_id], env={"AGENTGYM_RUN": label}) as run:
+    with training(tmp_path, "+env=code_mbpp", *SMALL, env={**in_shared_ray, "AGENTGYM_RUN": label}) as run:
         assert started(run, label)
         assert run.wait() == 0, run.told()
         assert containers(label) == []

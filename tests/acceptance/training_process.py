@@ -24,7 +24,7 @@ from agent_train.report.metrics import read_metrics
 
 COMMAND = str(Path(sys.executable).with_name("agent-train"))
 MARK = "AGENT_TRAIN_TEST_ID"
-POLL_SECONDS = 0.1
+POLL_SECONDS, LOOK_SECONDS = 0.1, 0.5
 # Longer than any run here takes on a busy machine; what is asked of the time it takes is asked by the tests themselves.
 RUN_SECONDS = 240.0
 # Every process of a killed run ends within seconds of it; a machine that does ten other things takes longer.
@@ -125,11 +125,11 @@ class Training:
     def wait(self, seconds: float = RUN_SECONDS) -> int:
         """Wait for the end, looking on at its processes; its exit code."""
         deadline = time.monotonic() + seconds
-        while self.process.poll() is None:
+        while True:
+            self.family()  # takes a tenth of a processor if it is asked every time
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return int(self.process.wait(LOOK_SECONDS))
             assert time.monotonic() < deadline, f"still running after {seconds:g} s:\n{self.told()}"
-            self.family()
-            time.sleep(POLL_SECONDS)
-        return int(self.process.returncode)
 
     def saw(self, title: str) -> bool:
         """Whether a process with `title` in its command line was among those seen so far."""

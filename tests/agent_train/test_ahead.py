@@ -254,7 +254,7 @@ def test_dynamic_sampling_waits_for_one_step_while_others_go_on():
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(tmp_path):
+def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(in_shared_ray, tmp_path):
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=2", "trainer.eval_every=4"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=3", "trainer.eval_episodes=4", "sft.episodes=16"]
     words += [f"trainer.runs_dir={tmp_path}"]
@@ -263,9 +263,9 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
 
     def command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "agent_train.cli", *words], check=False, capture_output=True, text=True, timeout=400
-        )
+        command = [sys.executable, "-m", "agent_train.cli", *words]
+        env = {**os.environ, **in_shared_ray}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

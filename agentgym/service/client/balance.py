@@ -197,13 +197,13 @@ async def find_servers(pool: Pool) -> None:
     """Look up the names in a pool if they are due. Concurrent callers share the look-up."""
 
     async def find() -> None:
-        if pool.find_at <= time.monotonic():
-            pool.find_at = time.monotonic() + FIND_SECONDS
-            for url in pool.urls:
-                if (found := await _behind(url)) is not None:
-                    pool.found(url, found)
+        for url in pool.urls:
+            if (found := await _behind(url)) is not None:
+                pool.found(url, found)
+        pool.find_at = time.monotonic() + FIND_SECONDS
 
-    await shared(("servers", pool.urls), find)
+    if pool.find_at <= time.monotonic():
+        await shared(("servers", pool.urls), find)
 
 
 async def _behind(url: str) -> list[Server] | None:
@@ -238,7 +238,8 @@ async def open_session(address: Address, patience: float, expects: Mapping[str, 
     hopeless: set[str] = set()
     while True:
         await find_servers(pool)
-        await shared(("loads", address.servers), lambda: _ask_loads(address, pool))
+        if len(pool.servers) > 1:
+            await shared(("loads", address.servers), lambda: _ask_loads(address, pool))
         if (server := pool.take()) is not None:
             opened = None
             try:

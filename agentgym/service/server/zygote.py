@@ -24,6 +24,7 @@ from agentgym.processes import cgroups
 from agentgym.processes.cgroups import ControlGroup
 from agentgym.processes.child_process import adopt_orphans, children, die_with, end_children, kill
 from agentgym.processes.subprocess_query import settle_memory
+from agentgym.service.protocol import sandbox_frames
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.bounds import Bounds, Groups, keep_within, limit_memory
 from agentgym.service.server.slots import map_memory
@@ -94,8 +95,9 @@ def _prepared(setup: dict[str, Any], memory: memoryview) -> Served:
             continue
         except Exception as error:  # its data are not here
             sys.stderr.write(f"agentgym serve: {id}: no tasks to draw from: {described(error)}\n")
-    for name in HANDLERS:  # imported once for all
-        handler_class(name)
+    for name in HANDLERS:  # imported once for all; each import makes every fork dearer
+        if name != sandbox_frames.NAME or sandbox_frames.SERVED in specs:
+            handler_class(name)
     return Served(specs, tasks, ServiceLimits(**setup["limits"]), memory)
 
 

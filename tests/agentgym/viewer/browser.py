@@ -64,6 +64,7 @@ class Served:
         self.stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(SECONDS)
+        self.loop.close()
 
     def _do(self, work):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
