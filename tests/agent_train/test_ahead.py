@@ -230,6 +230,8 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
     lags = [record["update"] and record["update"]["staleness_max"] for record in found]
     assert lags[0] == 0
     assert max(lags) in (1, 2), "within the bound, and not without use of it"
+    panels = {lag for record in found if record["update"] for lag in record["update"]["gap_by_lag"]}
+    assert panels == {str(lag) for lag in range(int(max(lags)) + 1)}
     tasks = [json.loads(line)["task_id"] for n in range(1, STEPS + 1) for line in rollout(tmp_path, n)]
     groups = sum(record["selection"]["groups"] for record in found)
     assert len(tasks) == groups * 3
