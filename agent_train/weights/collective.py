@@ -9,6 +9,7 @@ Legend: B bytes of one bucket or tensor, W 32-bit words of one block, R rows of 
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from agent_train.cluster.network import address_towards
 from agent_train.config.schema import first_line
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
-BUCKET_BYTES = 64 * 1024 * 1024
+BUCKET_BYTES = 32 * 1024 * 1024  # malloc keeps up to so much for the next bucket, whose pages are then there
 CONNECT_SECONDS = 120.0
 TRANSFER_SECONDS = 300.0
 _ALIGNMENT = 16
@@ -264,22 +265,33 @@ def checksum(tensor: torch.Tensor) -> int:
         bytes_B = torch.nn.functional.pad(bytes_B, (0, -bytes_B.numel() % 4))
     words = bytes_B.view(torch.int32)
     in_rows = 0 if words.is_cuda else words.numel() // _ROW * _ROW
-    factors_W = torch.arange(min(_BLOCK, words.numel() - in_rows), device=words.device).mul_(2).add_(1)
     total = _sum_of_rows(words[:in_rows].view(-1, _ROW))
     for start in range(in_rows, words.numel(), _BLOCK):
         block_W = words[start : start + _BLOCK].to(torch.int64)
-        total = total + (block_W * factors_W[: block_W.numel()]).sum() + block_W.sum() * (2 * start)
-    return int(total)
+        factors_W = torch.arange(2 * start + 1, 2 * (start + block_W.numel()), 2, device=words.device)
+        total += int((block_W * factors_W).sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _sum_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    """The part of `checksum` of the first words, in a third of the time: a row's sums, below 2^53, are exact in float64."""
-    factors_W, ones_W = torch.arange(_ROW, dtype=torch.float64) * 2 + 1, torch.ones(_ROW, dtype=torch.float64)
-    weighted_R, plain_R = torch.empty(2, len(rows), dtype=torch.float64)
-    block = torch.empty(min(_ROWS, len(rows)), _ROW, dtype=torch.float64)
+class _Scratch(threading.local):
+    """What a thread sums rows with: to make it anew costs more than the sums of a small tensor."""
+
+    def __init__(self) -> None:
+        self.block = torch.empty(_ROWS, _ROW, dtype=torch.float64)
+        self.factors_W = torch.arange(1, 2 * _ROW, 2, dtype=torch.float64)
+        self.ones_W = torch.ones(_ROW, dtype=torch.float64)
+        self.before_R = torch.arange(0, 2 * _ROW * _ROWS, 2 * _ROW)
+
+
+_scratch = _Scratch()
+
+
+def _sum_of_rows(rows: torch.Tensor) -> int:
+    """The part of `checksum` of whole rows, in less than half the time: a row's sums, below 2^53, are exact in float64."""
+    own, total = _scratch, 0
     for start in range(0, len(rows), _ROWS):
-        some = slice(start, start + _ROWS)
-        part = block[: len(rows) - start].copy_(rows[some])
-        torch.mv(part, factors_W, out=weighted_R[some])
-        torch.mv(part, ones_W, out=plain_R[some])
-    return (weighted_R.long() + plain_R.long() * torch.arange(len(rows)) * (2 * _ROW)).sum()
+        part = own.block[: len(rows) - start].copy_(rows[start : start + _ROWS])
+        plain_R = torch.mv(part, own.ones_W).long()
+        total += int(torch.mv(part, own.factors_W).long().sum()) + int(plain_R.dot(own.before_R[: len(part)]))
+        total += 2 * _ROW * start * int(plain_R.sum())
+    return total

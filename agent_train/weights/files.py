@@ -8,7 +8,6 @@ Legend: N elements of a tensor, C changed ones, B bytes.
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,14 +38,12 @@ class WeightCopy:
         self.tensors, self.sums = {}, {}
         with written_whole(folder) as unfinished, (unfinished / WHOLE).open("wb") as file:
             file.write(_header(manifest))
-            with ThreadPoolExecutor(1) as beside:
-                for info, tensor in zip(manifest, new, strict=True):
-                    own = tensor.detach().to("cpu", copy=keep)
-                    written = beside.submit(file.write, _bits(own).data)
-                    self.sums[info.name] = checksum(tensor)
-                    written.result()
-                    if keep:
-                        self.tensors[info.name] = own
+            for info, tensor in zip(manifest, new, strict=True):
+                self.sums[info.name] = checksum(tensor)
+                own = tensor.detach().to("cpu", copy=keep)
+                file.write(_bits(own).data)
+                if keep:
+                    self.tensors[info.name] = own
         return dict(self.sums)
 
     def write_changes(
