@@ -51,13 +51,13 @@ from agentgym.core.messages import user
 from agentgym.core.trajectory import Group
 
 GROUP, PLACES, TURNS = 8, 64, 2
-MEAN_SECONDS, MEAN_TOKENS = 0.06, 24  # of an answer; the seconds are of the simulated engine
+TOKEN_SECONDS, MEAN_TOKENS = 0.01, 24  # of the simulated engine, and of an answer
 SIGMA, OF_TASK = 1.0, 0.6  # of the logarithm of a length, and the part of it that is the task's
 TASKS = 200  # the first token of an episode is its task's number
 SEED = 0
 GOAL = 0.9
-PACE_SECONDS = 5.0  # for which vLLM is measured with so many requests at a time:
-PACES = (1, 2, 4, 8, 16, 32, PLACES)
+PACE_SECONDS = 5.0  # for which vLLM is measured with so many requests at a time, before each run:
+PACES = (1, PLACES // 4, PLACES)
 CONTEXT = 4096
 FRESH = 4  # groups drawn afresh for each that was trained on
 
@@ -84,11 +84,14 @@ class Simulated(Engine):
     """A token takes as long however many requests there are."""
 
     max_model_len = 1 << 30
-    paces = ((1, MEAN_SECONDS / MEAN_TOKENS),)
+    paces = ((1, TOKEN_SECONDS),)
+
+    async def measure_paces(self) -> None:
+        """They are known."""
 
     async def generate(self, prompt_ids, sampling, episode=None):
         tokens, begun = length(sampling.seed, prompt_ids[0]), self.version
-        await asyncio.sleep(tokens * self.paces[0][1])
+        await asyncio.sleep(tokens * TOKEN_SECONDS)
         return Completion([0] * tokens, [0.0] * tokens, [begun] * tokens, "stop")
 
     async def load(self, version: int) -> None:
@@ -181,9 +184,7 @@ async def served() -> AsyncIterator[Served]:
         engine = await VllmEngine.start(config.engine, folder, folder, dtype="float32")
         learner = await Learner.start(folder, config)
         try:
-            both = Served(engine, learner)
-            await both.measure_paces()
-            yield both
+            yield Served(engine, learner)
         finally:
             learner.close()
             await engine.close()
@@ -193,6 +194,7 @@ async def served() -> AsyncIterator[Served]:
 async def train(engine: Simulated | Served, staleness: int, steps: int, groups: int) -> dict[str, float]:
     """Wall seconds of so many steps, limit and ceiling, and how far what was trained on is from fresh draws."""
     await engine.load(0)
+    await engine.measure_paces()
     sampler = Sampler(
         partial(Talk, TURNS), engine, Numbered(), Sampling(8), group_size=GROUP, seed=SEED, concurrency=PLACES
     )
@@ -279,7 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, default="simulated")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--groups", type=int, default=16, help=f"tasks of a step, each played {GROUP} times")
     parser.add_argument("--staleness", default="0,1,2,4,8")
     args = parser.parse_args()
