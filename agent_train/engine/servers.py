@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import aiohttp
-
 from agent_train.cluster.network import serving_address
 from agent_train.engine.base import EngineError, EngineLostError
-from agent_train.engine.http import healthy
+from agent_train.engine.http import Client, healthy
 from agent_train.report.timeline import Timeline
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer
 
@@ -101,7 +99,7 @@ class Servers:
     options: Sequence[VllmOptions]
     held: Sequence[Mapping[str, Any]]
     start_timeout: float
-    client: aiohttp.ClientSession
+    client: Client
     timeline: Timeline = field(default_factory=Timeline)
     all: list[Server] = field(default_factory=list)
     losses: int = 0  # servers that died so far
