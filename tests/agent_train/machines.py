@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from agent_train.cluster.network import INTERFACE_VARIABLES
 
 PORT = 6379
@@ -113,12 +115,15 @@ class Machines:
                 return
         raise TimeoutError(f"there are no {count} Ray nodes after {START_SECONDS:g} s: {done.stderr[-2000:]}")
 
+    def processes(self, number: int) -> list[psutil.Process]:
+        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
+        return [psutil.Process(int(pid)) for pid in listed.stdout.split() if psutil.pid_exists(int(pid))]
+
     def kill(self, number: int) -> None:
         """SIGKILL every process of a machine."""
-        listed = subprocess.run(["ip", "netns", "pids", self.name(number)], check=False, capture_output=True, text=True)
-        for pid in listed.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
+        for process in self.processes(number):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def close(self) -> None:
         for number in range(len(self.nodes)):
