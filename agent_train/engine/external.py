@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import aiohttp
+
 from agent_train.config.schema import EngineConfig, first_line
 from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Sampling
 from agent_train.engine.http import Refused, ServerFailed, ask, healthy, open_client, post
@@ -61,7 +63,7 @@ class ExternalEngine(Engine):
         self.max_model_len = config.max_model_len
         self.servers = [Remote(url.rstrip("/").removesuffix("/v1")) for url in config.urls]
         self._config, self._model_dir = config, Path(model_dir)
-        self._client = open_client(key)
+        self._client: aiohttp.ClientSession = open_client(key)
         self._timeline = timeline or Timeline()
         self._router = Router(len(self.servers))
         self._run = secrets.token_hex(4)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import aiohttp
+
 from agent_train.cluster.network import serving_address
 from agent_train.engine.base import EngineError, EngineLostError
-from agent_train.engine.http import Client, healthy
+from agent_train.engine.http import healthy
 from agent_train.report.timeline import Timeline
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer
 
@@ -99,7 +101,7 @@ class Servers:
     options: Sequence[VllmOptions]
     held: Sequence[Mapping[str, Any]]
     start_timeout: float
-    client: Client
+    client: aiohttp.ClientSession
     timeline: Timeline = field(default_factory=Timeline)
     all: list[Server] = field(default_factory=list)
     losses: int = 0  # servers that died so far

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import EngineError
-from agent_train.engine.http import Client, open_client, post
+from agent_train.engine.http import open_client, post
 from agent_train.learner.roles import tokenizer_of
 
 IDS_AT_ONCE = 4096  # whose text is asked for in one request
@@ -29,7 +31,7 @@ class TeacherError(EngineError):
 class Teacher:
     """An endpoint of vLLM that scores given ids. Make one with `await Teacher.connect(...)`."""
 
-    def __init__(self, config: Config, client: Client):
+    def __init__(self, config: Config, client: aiohttp.ClientSession):
         self.url = str(config.teacher.url).rstrip("/").removesuffix("/v1")
         self.model = config.teacher.model
         self._seconds = config.engine.request_timeout

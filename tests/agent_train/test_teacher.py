@@ -171,7 +171,7 @@ async def dies(request):
         (broken_json, "what it answers to /v1/completions is not JSON"),
         (refuses, "404: .*does not exist"),
         (fails, "500: out of memory"),
-        (dies, "disconnected"),
+        (dies, "Disconnected"),
     ],
 )
 def test_an_endpoint_that_fails_is_named(policy_dir, handler, said):
