@@ -1,8 +1,9 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Two games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Three games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
-against bi-level GAE. All runs of a seed start from the same warm start, which is made once, and play as many episodes.
+against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. All runs of a seed start
+from the same warm start, which is made once, and play as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
 checkpoint. Records, pictures and table go to --out, the run folders to --runs. Only what is there is drawn.
@@ -52,6 +53,14 @@ CURVES = (
         "turns-bilevel-gae",
         "turn_rewards",
         ("algorithm=bilevel_ppo", "algorithm.updates_per_step=4", *TURN_REWARDS, *SMALLER_NO_GROUPS),
+    ),
+    *(
+        Curve(
+            f"staleness-{bound}",
+            "staleness",
+            ("algorithm.proximal=behaviour", *TURN_REWARDS, *SMALLER, f"trainer.staleness={bound}"),
+        )
+        for bound in (0, 1, 2, 4, 8)
     ),
 )
 ALWAYS = ("+env=frozen_lake", "engine=embedded", "learner.workers=1")

@@ -1,7 +1,8 @@
 """What rollouts cost beyond the engine: episodes of 8 turns against an endpoint that answers each request after 50 ms.
 
 The sampler, its environments, its journal and the HTTP client are the real ones; the endpoint is a double in another process, which answers
-as many requests at a time as come. The ideal is 8 answers of 50 ms, one after another. CPU is this process's, by turn.
+as many requests at a time as come. The ideal is 8 answers of 50 ms, one after another. CPU is this process's, by turn. Beside it, what one
+process can do here: the same requests in a bare loop of aiohttp, without episodes, environments and a journal.
 
 python benchmarks/generator.py [--out FILE.json] [--episodes 256,2048] [--rounds N]
 """
@@ -26,8 +27,10 @@ from agent_train.engine.base import Completion, Engine, Sampling
 from agent_train.engine.http import open_client, post
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.sampler import Sampler
+from agent_train.trainer.schedule import derive_seed
 from agentgym import Task
 from agentgym.core.messages import user
+from agentgym.rollout.episode import Limits
 
 TURNS, SECONDS = 8, 0.05
 GOALS = {256: 1.10, 2048: 1.25}
@@ -68,9 +71,30 @@ def answer_slowly(told: Connection) -> None:
     asyncio.run(serve())
 
 
+async def ask(url: str, episodes: int) -> dict[str, float]:
+    """The requests of so many episodes and nothing else."""
+    from aiohttp import ClientSession, TCPConnector
+
+    async def one(client: ClientSession, episode: int) -> None:
+        ids = [1]
+        for turn in range(TURNS):
+            params = {"max_tokens": 8, "seed": derive_seed(episode, turn)}
+            async with client.post(f"{url}/generate", json={"token_ids": ids, "sampling_params": params}) as response:
+                answer = await response.json()
+            ids = [*ids, *answer["ids"], 1]
+
+    async with ClientSession(connector=TCPConnector(limit=0)) as client:
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(one(client, episode) for episode in range(episodes)))
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"bare_wall": wall, "bare_cpu_us_per_turn": 1e6 * cpu / (episodes * TURNS)}
+
+
 async def play(url: str, episodes: int) -> dict[str, float]:
     engine = Endpoint(url)
-    sampler = Sampler(partial(Talk, TURNS), engine, Conversation(), Sampling(8), group_size=1, concurrency=episodes)
+    limits = Limits(act_timeout=None)  # as in a run, whose engine has its own
+    given = {"group_size": 1, "concurrency": episodes, "limits": limits}
+    sampler = Sampler(partial(Talk, TURNS), engine, Conversation(), Sampling(8), **given)
     tasks = [Task(f"t{n}", (user("begin"),)) for n in range(episodes)]
     wall, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "turns.jsonl", sys.exit) as journal:
@@ -97,9 +121,12 @@ def main() -> None:
     url = f"http://127.0.0.1:{here.recv()}"
     asyncio.run(play(url, 32))  # what is done once
     rows = []
-    out = ["| episodes | seconds | over the ideal | goal | CPU us/turn |", "|---|---|---|---|---|"]
+    out = [
+        "| episodes | seconds | over the ideal | goal | CPU us/turn | bare loop, seconds | over the ideal | CPU us | ours to the bare loop |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for count in map(int, args.episodes.split(",")):
-        found = [asyncio.run(play(url, count)) for _ in range(args.rounds)]
+        found = [asyncio.run(play(url, count)) | asyncio.run(ask(url, count)) for _ in range(args.rounds)]
         row = {"episodes": count, **{name: min(each[name] for each in found) for name in found[0]}}
         rows.append(row)
         goal = (
@@ -107,6 +134,8 @@ def main() -> None:
         )
         out.append(
             f"| {count:,} | {row['wall']:.2f} | {row['over_ideal']:.2f} | {goal} | {row['cpu_us_per_turn']:.0f} |"
+            f" {row['bare_wall']:.2f} | {row['bare_wall'] / (TURNS * SECONDS):.2f} | {row['bare_cpu_us_per_turn']:.0f} |"
+            f" {row['wall'] / row['bare_wall']:.2f} |"
         )
     server.terminate()
     sys.stdout.write("\n".join(out) + "\n")

@@ -2,7 +2,8 @@
 
 A model of random weights takes one AdamW step on random tokens; the sender is this process, the receiver another one. What is
 timed ends when the receiver has all tensors in its memory and both sides' checksums are equal. The raw copy of a collective is
-one gloo broadcast, that of files is `shutil.copyfile`, which reads and writes once. Files lie in TMPDIR.
+one gloo broadcast, that of files is `shutil.copyfile`, which reads and writes once. Files lie in TMPDIR, and what was written
+before is removed in between.
 
 python benchmarks/weights.py [--out FILE.json] [--models 0.1B,0.5B] [--rounds N]
 """
@@ -10,6 +11,7 @@ python benchmarks/weights.py [--out FILE.json] [--models 0.1B,0.5B] [--rounds N]
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import shutil
 import sys
@@ -122,10 +124,12 @@ class Receiver:
         self.cpu += cpu
         return arrived, sent
 
-    def timed(self, rounds: int, move: Callable[[int], Any]) -> Cost:
-        """The least of some rounds, each of which is given its number."""
+    def timed(self, rounds: int, move: Callable[[int], Any], remove: Path | None = None) -> Cost:
+        """The least of some rounds, each of which is given its number; what the one before wrote is removed."""
         found = []
         for number in range(rounds):
+            if remove is not None and remove.exists():
+                (shutil.rmtree if remove.is_dir() else os.remove)(remove)
             wall, cpu = time.perf_counter(), time.process_time() + self.cpu
             move(number)
             found.append((time.perf_counter() - wall, time.process_time() + self.cpu - cpu))
@@ -157,9 +161,9 @@ def by_files(receiver: Receiver, model: Stepped, rounds: int, folder: Path) -> l
         sent = copy.write(model.manifest, model.new, folder / "whole", keep=False)
         assert receiver.told("read", folder / "whole", False)[0] == sent
 
-    cost = receiver.timed(rounds, whole)
+    cost = receiver.timed(rounds, whole, folder / "whole")
     file = folder / "whole" / "model.safetensors"
-    raw = receiver.timed(rounds, lambda _: shutil.copyfile(file, folder / "copy"))
+    raw = receiver.timed(rounds, lambda _: shutil.copyfile(file, folder / "copy"), folder / "copy")
     (folder / "copy").unlink()
     sent = copy.write(model.manifest, model.old, folder / "whole", keep=True)
     assert receiver.told("read", folder / "whole", True)[0] == sent
@@ -168,7 +172,7 @@ def by_files(receiver: Receiver, model: Stepped, rounds: int, folder: Path) -> l
         sent = copy.write_changes(model.manifest, model.old if number % 2 else model.new, folder / "changes")
         assert receiver.told("read", folder / "changes", True)[0] == sent
 
-    changed = receiver.timed(rounds, delta)
+    changed = receiver.timed(rounds, delta, folder / "changes")
     size = sum(path.stat().st_size for path in (folder / "changes").iterdir())
     return [row("disk", model.size, cost, raw), row("delta", size, changed, raw)]
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -58,13 +59,40 @@ def test_learner(tmp_path):
 @pytest.mark.slow
 def test_asynchrony(tmp_path):
     """It fails where a token is staler than the bound."""
-    options = ["--steps", "4", "--groups", "2", "--staleness", "0,2", "--out", "numbers.json"]
+    options = ["--steps", "3", "--groups", "1", "--staleness", "0,2", "--out", "numbers.json"]
     command = [sys.executable, str(BENCHMARKS / "asynchrony.py"), *options]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
     assert [row["staleness"] for row in rows] == [0, 2]
     assert rows[0]["mean_lag"] == 0 < rows[1]["mean_lag"]
+    assert all(row["limit_seconds"] < row["ceiling_seconds"] <= row["step_seconds"] for row in rows)
+
+
+@pytest.fixture(scope="module")
+def asynchrony():
+    sys.path.insert(0, str(BENCHMARKS))
+    import asynchrony
+
+    yield asynchrony
+    sys.path.remove(str(BENCHMARKS))
+
+
+def test_the_ceiling_of_two_steps_is_that_worked_out_by_hand(asynchrony):
+    """One episode each, of 3 and 5 tokens, and updates of 2 s. In the last case two requests take twice as long per token."""
+    steps = [[3], [5]]
+    assert asynchrony.best(steps, 0, 2.0, [(1, 1.0)]) == (3 + 2) + (5 + 2)
+    assert asynchrony.best(steps, 1, 2.0, [(1, 1.0)]) == 5 + 2
+    assert asynchrony.best(steps, 1, 2.0, [(1, 1.0), (2, 2.0)]) == (3 * 2 + 2 * 1) + 2
+
+
+def test_two_samples_differ_if_what_takes_long_is_left_out_of_one(asynchrony):
+    chance = random.Random(1)
+    drawn = [asynchrony.length(chance.getrandbits(48), chance.randrange(1, 201)) for _ in range(2000)]
+    one, other = drawn[:1000], drawn[1000:]
+    assert asynchrony.kolmogorov_smirnov(one, other) > 0.05
+    assert asynchrony.kolmogorov_smirnov(sorted(one)[:900], other) < 0.01
+    assert asynchrony.kolmogorov_smirnov([1, 1, 2], [2, 1, 1]) == 1.0, "equal values count together"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """JSON over one shared aiohttp session, with errors that say which server and how long."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -71,7 +72,8 @@ async def _send(
         try:
             async with client.request(method, url, json=body, timeout=timeout) as response:
                 if response.status == 200:
-                    return await response.json() if response.content_type == "application/json" else None
+                    said = await response.read()
+                    return json.loads(said) if said and response.content_type == "application/json" else None
                 text = (await response.text())[:500]
                 failure = Refused if 400 <= response.status < 500 else ServerFailed
                 raise failure(f"{what}: {url} answered {response.status}: {text}", response.status)

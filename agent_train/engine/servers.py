@@ -204,6 +204,7 @@ class Servers:
                 killed = state.exit_code < 0  # by a signal; one that ends by itself would do so again
                 raise (EngineLostError if killed else EngineError)(server.obituary(state))
             if await healthy(self.client, server.url):
+                self.timeline.add(("engine", self.all.index(server)), "vLLM starts", begun)
                 return
             if seconds > self.start_timeout:
                 late = f"the vLLM server was not ready within {self.start_timeout:g} s (engine.start_timeout)"

@@ -6,8 +6,8 @@ Legend: T tokens of one packed micro-batch, K numbers that are measured, R ranks
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,6 +59,9 @@ class UpdateMetrics:
     dropped_fraction: float = 0.0  # share of tokens that a correction dropped
     staleness: float = 0.0  # versions that the trainer is ahead of the weights that sampled a token, before the update
     staleness_max: float = 0.0  # the largest
+    # By the versions that a token's weights were older ("0", "1", ... `trainer.staleness`): `tokens`, and `mean`, `k1`, `k3`,
+    # `chi_square` and `ess` of their gap. Without staleness, and of lags that no token has, there is none.
+    gap_by_lag: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,13 @@ def policy_sums(
     cap: float | None,
     kl_T: Tensor | None,
     version: int | None,
+    lags: int,
 ) -> tuple[Numbers, Numbers]:
     """The sums over tokens and the maxima of one micro-batch, on its device; nothing is read back to the host.
 
     `weighted` is the loss and its parts. What nothing makes is None: `start_T`, the trainer's log-probabilities at the
     start of the update, `version` of its weights then; `correction_T`, the factor of the policy's loss, cut at `cap`;
-    `kl_T`, estimates of the KL to the reference.
+    `kl_T`, estimates of the KL to the reference. The gap is also summed for each lag below `lags`.
     """
     mask_T, old_T, zeros_T = batch.mask_T, inputs.old_T, torch.zeros_like(inputs.logprobs_T)
     none_T = torch.zeros_like(mask_T)
@@ -145,10 +149,12 @@ def policy_sums(
         "lag": lag_T,
     }
     gap_T = zeros_T if start_T is None else keep(start_T - batch.behaviour_logprobs_T, mask_T)
-    gap = mismatch_sums(gap_T, none_T if start_T is None else mask_T)
+    gaps = {"gap_": none_T if start_T is None else mask_T}
+    gaps |= {f"gap{lag}_": none_T if start_T is None else dated_T & (lag_T == lag) for lag in range(lags)}
     sums = {name: number.detach() for name, number in weighted.items()}
     sums |= {name: x_T.sum(dtype=torch.float64) for name, x_T in per_token.items()}
-    sums |= {f"gap_{name}": number for name, number in gap.items()}
+    for prefix, tokens_T in gaps.items():
+        sums |= {prefix + name: number for name, number in mismatch_sums(gap_T, tokens_T).items()}
     return sums, {"ratio_max": ratio_T.max(), "lag_max": lag_T.max(), "gap_max": gap_T.abs().max()}
 
 
@@ -165,10 +171,11 @@ def totals(steps: Sequence[OptimizerStep]) -> tuple[dict[str, float], dict[str, 
 
 
 def summarise(
-    steps: Sequence[OptimizerStep], packed_tokens: int, seconds: float, kl_coef: float = 0.0
+    steps: Sequence[OptimizerStep], packed_tokens: int, seconds: float, kl_coef: float = 0.0, lags: int = 0
 ) -> UpdateMetrics:
+    """`lags` as of `policy_sums`."""
     total, largest, of_steps = totals(steps)
-    gap = mismatch({name.removeprefix("gap_"): total[name] for name in total if name.startswith("gap_")})
+    gap = _gap(total, "gap_")
 
     def mean(name: str, count: str = "tokens") -> float:
         return total[name] / max(total[count], 1.0)
@@ -180,7 +187,7 @@ def summarise(
     }
     return UpdateMetrics(
         **same_names,
-        gap_mean=gap["abs"],
+        gap_mean=gap["mean"],
         gap_max=largest["gap_max"],
         ratio_mean=mean("ratio", "compared"),
         ratio_max=largest["ratio_max"],
@@ -198,4 +205,12 @@ def summarise(
         dropped_fraction=mean("dropped"),
         staleness=mean("lag", "dated"),
         staleness_max=largest["lag_max"],
+        gap_by_lag={str(lag): own for lag in range(lags) if (own := _gap(total, f"gap{lag}_"))["tokens"]},
     )
+
+
+def _gap(total: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The panel of the tokens whose sums have these names."""
+    sums = {name.removeprefix(prefix): number for name, number in total.items() if name.startswith(prefix)}
+    found = mismatch(sums)
+    return {"tokens": sums["tokens"], "mean": found.pop("abs"), **found}

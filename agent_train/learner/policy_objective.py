@@ -79,6 +79,7 @@ class PolicyObjective:
         kl_coef: float = 0.0,
         version: int | None = None,
         drift_limit: Tensor | None = None,
+        lags: int = 0,
     ) -> tuple[Tensor, Numbers, Numbers]:
         """The micro-batch's part of the loss, to be differentiated, and its `measures.policy_sums`.
 
@@ -126,6 +127,7 @@ class PolicyObjective:
             cap=self.settings.correction.cap,
             kl_T=measured_T,
             version=version,
+            lags=lags,
         )
 
     def drift_limit(

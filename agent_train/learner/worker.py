@@ -107,15 +107,17 @@ class LearnerWorker:
                 for later in batches[1:]
             ]
         results = []
+        staleness = self.config.trainer.staleness
+        lags = staleness + 1 if staleness else 0
         for number, (step, own) in enumerate(zip(steps, batches, strict=True)):
             limit = None
             if objective.needs_drift_limit:
                 limit = objective.drift_limit(own, self.score(own), step.n_tokens, self.dims.data_group)
             given: dict[str, Any] = {"number": number, "steps": len(steps), "kl_coef": kl_coef, "version": version}
-            loss = partial(objective.contribute, drift_limit=limit, **given)
+            loss = partial(objective.contribute, drift_limit=limit, lags=lags, **given)
             results.append(self._optimizer_step("policy", step, own, loss, lr_scale=lr_scale))
         packed_tokens = sum(step.packed_tokens for step in steps)
-        return measures.summarise(results, packed_tokens, time.monotonic() - started, kl_coef)
+        return measures.summarise(results, packed_tokens, time.monotonic() - started, kl_coef, lags)
 
     def on_batches(
         self,

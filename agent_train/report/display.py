@@ -214,6 +214,8 @@ def _step_line(cells: dict[str, str], row: StepMetrics, total: int) -> str:
         *(f"{part} {cells[f'{part} s']} s" for part in ("rollout", "learn", "sync")),
     ]
     parts += [f"{name} {cells[name]}" for name in UPDATE_COLUMNS if name in cells] or ["no update of the policy"]
+    lags = row.update.gap_by_lag if row.update is not None else {}
+    parts += ["gap by lag " + ", ".join(f"{lag}: {gap['mean']:.1e}" for lag, gap in lags.items())] if lags else []
     parts += [f"explained variance {row.critic.explained_variance:.2f}"] if row.critic is not None else []
     return "  ".join(parts)
 

@@ -25,7 +25,8 @@ class Rollouts(Generic[T]):
     """The rollouts of steps 0, 1, ... `steps` - 1, whole, and taken in that order whatever ends first.
 
     That of step n begins when the engine serves version n - `staleness` or a newer one, and is trained on at version n: no
-    token is older than `staleness` versions, and nothing is thrown away. `play(n)` makes it, and is called when it begins.
+    token is older than `staleness` versions, and nothing is thrown away. Counted by trajectories, `admit` would begin none of them
+    earlier or later. `play(n)` makes the rollout, and is called when it begins.
     """
 
     def __init__(self, play: Callable[[int], Coroutine[Any, Any, T]], staleness: int, steps: int):

@@ -55,7 +55,9 @@ class Places:
 
     def short(self, order: int) -> bool:
         """True if there are too few, or a lower order waits: who has one of this order then exchanges it before its next episode."""
-        return self.taken > self._size or any(other < order and not given.done() for other, _, given in self._waiting)
+        while self._waiting and self._waiting[0][2].done():  # who waited was cancelled
+            heapq.heappop(self._waiting)
+        return self.taken > self._size or (bool(self._waiting) and self._waiting[0][0] < order)
 
     async def exchange(self, order: int) -> None:
         """Give a place back and wait for another. A caller that is cancelled still has one to leave."""

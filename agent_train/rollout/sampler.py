@@ -119,7 +119,7 @@ class TokenPolicy:
 
     async def _sample(self, prompt: Rendered, most: int) -> Completion:
         seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
-        sampling = replace(self._sampling, max_tokens=most, seed=seed)
+        sampling = Sampling(most, self._sampling.temperature, self._sampling.stop_token_ids, seed)
         return await self._engine.generate(prompt.ids, sampling, self._episode)
 
 

@@ -3,11 +3,14 @@
 Rank 0 sends. The process group needs no `init_process_group` and disturbs none. NCCL carries the bytes where every rank
 has a GPU of its own; otherwise gloo does, by way of the CPU. Both sides cut the same buckets from the same manifest.
 
-Legend: B bytes of one bucket or tensor, W 32-bit words of one block.
+While a bucket travels, the sender fills the next one and the receivers use the one before.
+
+Legend: B bytes of one bucket or tensor, W 32-bit words of one block, R rows of words.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,11 +23,12 @@ from agent_train.cluster.network import address_towards
 from agent_train.config.schema import first_line
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError, manifest_digest
 
-BUCKET_BYTES = 256 * 1024 * 1024
+BUCKET_BYTES = 32 * 1024 * 1024  # malloc keeps up to so much for the next bucket, whose pages are then there
 CONNECT_SECONDS = 120.0
 TRANSFER_SECONDS = 300.0
 _ALIGNMENT = 16
-_CPU_BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24  # words of one step of `checksum`
+_BLOCK = 1 << 24  # words of one step of `checksum`
+_ROW, _ROWS = 1024, 256  # words of a row, and rows of one step, on a CPU
 
 
 class MissingError(WeightTransferError):
@@ -112,7 +116,7 @@ def broadcast_buckets(
 ) -> dict[str, int]:
     """Send tensors, one for each entry of the manifest and in its order. Returns the checksum of each by name.
 
-    `tensors` may be a generator; one bucket is held at a time. After an error (WeightTransferError if a receiver
+    `tensors` may be a generator; two buckets are held at a time. After an error (WeightTransferError if a receiver
     failed, is late, or has another manifest) the group is left and must be made anew, here and for `receive_buckets`.
     """
     sums: dict[str, int] = {}
@@ -120,15 +124,19 @@ def broadcast_buckets(
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
         buckets = list(_buckets(manifest, bucket_bytes))
-        memory_B = torch.zeros(max((size for _, size in buckets), default=0), dtype=torch.uint8, device=group.device)
-        for bucket, size in buckets:
-            flat_B = memory_B[:size]
+        most = max((size for _, size in buckets), default=0)
+        memory = [torch.zeros(most, dtype=torch.uint8, device=group.device) for _ in buckets[:2]]
+        sent = _nothing
+        for number, (bucket, size) in enumerate(buckets):
+            flat_B = memory[number % 2][:size]
             for info, start in bucket:
                 tensor = _checked(info, next(source, None))
                 sums[info.name] = checksum(tensor)
                 bytes_B = tensor.detach().contiguous().view(-1).view(torch.uint8)
                 flat_B[start : start + bytes_B.numel()].copy_(bytes_B)
-            _broadcast(group, flat_B, bucket[0][0].name)
+            sent()
+            sent = _broadcast(group, flat_B, bucket[0][0].name)
+        sent()
     return sums
 
 
@@ -139,11 +147,19 @@ def receive_buckets(
 
     A tensor is a view of its bucket, whose memory lives as long as one of its tensors is held.
     """
+
+    def begin(bucket: list[tuple[TensorInfo, int]], size: int) -> tuple[torch.Tensor, Callable[[], None]]:
+        flat_B = torch.empty(size, dtype=torch.uint8, device=group.device)
+        return flat_B, _broadcast(group, flat_B, bucket[0][0].name)
+
     with _leaving_if_it_fails(group):
         _agree(group, manifest)
-        for bucket, size in _buckets(manifest, bucket_bytes):
-            flat_B = torch.empty(size, dtype=torch.uint8, device=group.device)
-            _broadcast(group, flat_B, bucket[0][0].name)
+        buckets = list(_buckets(manifest, bucket_bytes))
+        coming = [begin(*each) for each in buckets[:1]]
+        for number, (bucket, _) in enumerate(buckets):
+            flat_B, arrived = coming.pop()
+            arrived()
+            coming = [begin(*each) for each in buckets[number + 1 : number + 2]]
             for info, start in bucket:
                 bytes_B = flat_B[start : start + size_bytes(info)]
                 yield info.name, bytes_B.view(_dtype(info)).view(info.shape)
@@ -213,7 +229,7 @@ def _agree(group: WeightGroup, manifest: Sequence[TensorInfo]) -> None:
     pair = torch.tensor([digest, -digest], dtype=torch.int64, device=group.device)
     options = distributed.AllreduceOptions()
     options.reduceOp = distributed.ReduceOp.MAX
-    _wait(group, lambda: group.process_group.allreduce([pair], options), "comparing manifests")
+    _begin(group, lambda: group.process_group.allreduce([pair], options), "comparing manifests")()
     if int(pair[0]) != -int(pair[1]):
         raise WeightTransferError(
             f"weight group: rank {group.rank} has a manifest of {len(manifest)} tensors that is not the other ranks'. "
@@ -221,24 +237,38 @@ def _agree(group: WeightGroup, manifest: Sequence[TensorInfo]) -> None:
         )
 
 
-def _broadcast(group: WeightGroup, flat_B: torch.Tensor, first_name: str) -> None:
+def _nothing() -> None:
+    """What waits for nothing."""
+
+
+def _broadcast(group: WeightGroup, flat_B: torch.Tensor, first_name: str) -> Callable[[], None]:
+    """Begin to send or receive a bucket. What is returned waits for its end."""
     options = distributed.BroadcastOptions()
     options.rootRank = 0
     what = f"the bucket of {flat_B.numel()} bytes that begins with {first_name}"
-    _wait(group, lambda: group.process_group.broadcast([flat_B], options), what)
+    return _begin(group, lambda: group.process_group.broadcast([flat_B], options), what)
 
 
-def _wait(group: WeightGroup, start: Any, what: str) -> None:
+def _begin(group: WeightGroup, start: Callable[[], Any], what: str) -> Callable[[], None]:
+    def failed(error: RuntimeError) -> WeightTransferError:
+        where = f"rank {group.rank} of {group.world_size}"
+        return WeightTransferError(f"weight group: {where} failed at {what}: {first_line(error)}")
+
+    def wait() -> None:
+        try:
+            work.wait()
+            if group.backend == "nccl":
+                torch.cuda.synchronize(group.device)
+        except RuntimeError as error:
+            raise failed(error) from error
+
     if group.process_group is None:
         raise WeightTransferError(f"weight group: rank {group.rank} has left the group")
     try:
-        start().wait()
-        if group.backend == "nccl":
-            torch.cuda.synchronize(group.device)
+        work = start()
     except RuntimeError as error:
-        raise WeightTransferError(
-            f"weight group: rank {group.rank} of {group.world_size} failed at {what}: {first_line(error)}"
-        ) from error
+        raise failed(error) from error
+    return wait
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -251,10 +281,34 @@ def checksum(tensor: torch.Tensor) -> int:
     if bytes_B.numel() % 4 or bytes_B.storage_offset() % 4:
         bytes_B = torch.nn.functional.pad(bytes_B, (0, -bytes_B.numel() % 4))
     words = bytes_B.view(torch.int32)
-    size = _GPU_BLOCK if words.is_cuda else _CPU_BLOCK
-    factors_W = torch.arange(min(size, words.numel()), device=words.device).mul_(2).add_(1)
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for start in range(0, words.numel(), size):
-        block_W = words[start : start + size].to(torch.int64)
-        total += (block_W * factors_W[: block_W.numel()]).sum() + block_W.sum() * (2 * start)
-    return int(total)
+    in_rows = 0 if words.is_cuda else words.numel() // _ROW * _ROW
+    total = _sum_of_rows(words[:in_rows].view(-1, _ROW))
+    for start in range(in_rows, words.numel(), _BLOCK):
+        block_W = words[start : start + _BLOCK].to(torch.int64)
+        factors_W = torch.arange(2 * start + 1, 2 * (start + block_W.numel()), 2, device=words.device)
+        total += int((block_W * factors_W).sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class _Scratch(threading.local):
+    """What a thread sums rows with: to make it anew costs more than the sums of a small tensor."""
+
+    def __init__(self) -> None:
+        self.block = torch.empty(_ROWS, _ROW, dtype=torch.float64)
+        self.factors_W = torch.arange(1, 2 * _ROW, 2, dtype=torch.float64)
+        self.ones_W = torch.ones(_ROW, dtype=torch.float64)
+        self.before_R = torch.arange(0, 2 * _ROW * _ROWS, 2 * _ROW)
+
+
+_scratch = _Scratch()
+
+
+def _sum_of_rows(rows: torch.Tensor) -> int:
+    """The part of `checksum` of whole rows, in less than half the time: a row's sums, below 2^53, are exact in float64."""
+    own, total = _scratch, 0
+    for start in range(0, len(rows), _ROWS):
+        part = own.block[: len(rows) - start].copy_(rows[start : start + _ROWS])
+        plain_R = torch.mv(part, own.ones_W).long()
+        total += int(torch.mv(part, own.factors_W).long().sum()) + int(plain_R.dot(own.before_R[: len(part)]))
+        total += 2 * _ROW * start * int(plain_R.sum())
+    return total

@@ -217,7 +217,7 @@ class Env(gymnasium.Env[Observation, Action]):
 
 def is_finite(value: Any) -> bool:
     """True for a finite number, also a NumPy one or a boolean: what a reward may be."""
-    return isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)
+    return isinstance(value, (float, numbers.Real, np.bool_)) and math.isfinite(value)
 
 
 def is_async(env: gymnasium.Env[Any, Any], name: str) -> bool:

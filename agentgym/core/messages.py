@@ -67,7 +67,7 @@ def instructed(messages: Sequence[Message], instruction: str) -> Observation:
 
 def problem_of(message: object) -> str | None:
     """The problem with a message, or None if it is valid."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, (dict, Mapping)):  # dict first: it takes a fraction of the time
         return f"a message is a dict, not {type(message).__name__}"
     if message.get("role") not in ROLES:
         return f"role must be one of {', '.join(ROLES)}, not {message.get('role')!r}"

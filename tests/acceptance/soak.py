@@ -1,29 +1,31 @@
-"""A training run of which processes are killed again and again, and the questions that its folder must answer afterwards.
+"""A training run of which processes are killed again and again, and what that cost, told by its folder afterwards.
 
 A driver that was killed is started again by the same command; every other loss the run has to mend itself.
+
+    python tests/acceptance/soak.py --seconds 3600 --engine vllm --machines --out soak.md
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import contextlib
 import random
 import signal
+import statistics
+import sys
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
-import torch
-from training_process import ENDED_SECONDS, POLL_SECONDS, Training, start
-from transformers import AutoModelForCausalLM
+from training_process import ENDED_SECONDS, POLL_SECONDS, SMALL, Training, start
 
-from agent_train.config.compose import config_from_yaml
-from agent_train.config.schema import Config
-from agent_train.config.validation import env_spec
-from agent_train.rollout.draws import pick_tasks
-from agentgym.core.trajectory import Trajectory, read_jsonl
+sys.path.append(str(Path(__file__).parents[1] / "agent_train"))
+from machines import Machines, machines, missing
+from soak_checks import Losses, Turns, back_after, losses_of, turns_on_disk
 
 NAME = "soak"
 TITLES = {
@@ -33,51 +35,64 @@ TITLES = {
 }
 LONG = 1_000_000  # steps of a run that ends when its time is over
 BACK_SECONDS = 600.0  # on a busy machine
-LOGPROB_TOLERANCE = (
-    1e-3  # nats; the engine's rounding is 1e-5, and one training step moves some token further than this
-)
+RUN_SECONDS = 6 * 3600.0
+NODES = 3
+GOALS = {"engine": 30.0, "rank": 120.0}  # seconds until it is back, without vLLM's own start
+GAME = ("+env=frozen_lake", *SMALL, "sft.episodes=32", "trainer.save_every=1", "trainer.eval_every=1000000")
+PARTS = ("learner.workers=2", "env.placement=ray", "env.workers=2", "env.cpus=0.5", "learner.schedule=constant")
+LASTING = ("trainer.staleness=2", "trainer.keep_checkpoints=8", "trainer.eval_episodes=100")
+
+
+@dataclass(frozen=True)
+class Kill:
+    victim: str
+    at: float  # Unix seconds
+    stepped: float  # seconds until the run had trained another step
+    turns: Turns  # finished ones that were on disk then
 
 
 @dataclass
 class Soak:
-    """A run of `settings` in the folder `runs`."""
+    """A run of `settings` in the folder `runs`, on these machines or on this one."""
 
     runs: Path
     settings: tuple[str, ...]
+    nodes: Machines | None
     run: Training
-    kills: list[tuple[str, float]] = field(
-        default_factory=list
-    )  # the victim, and seconds until the next step was trained
-    _before: list[Training] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    before: list[Training] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, runs: Path, *settings: str) -> Soak:
-        return cls(runs, settings, start(runs, *settings, name=NAME))
-
-    @property
-    def config(self) -> Config:
-        return config_from_yaml((self.run.folder / "config.yaml").read_text())
+    def begin(cls, runs: Path, *settings: str, nodes: Machines | None = None) -> Soak:
+        return cls(runs, settings, nodes, _start(runs, settings, nodes, NAME))
 
     def kill(self, victim: str, moment: Callable[[Training], object], rng: random.Random) -> bool:
         """SIGKILL a victim at the moment, and wait until the run has trained another step; False if it ended before."""
         run = self.run
-        while not (found := moment(run) and self._processes(victim)):
+        while not (found := moment(run) and self._processes(victim, rng)):
             if run.process.poll() is not None:
                 return False
             time.sleep(POLL_SECONDS)
         lines, losses = _train_lines(run), _losses(run)
-        rng.choice(found).kill()
-        killed = time.monotonic()
+        for process in found if victim == "node" else [rng.choice(found)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        at, turns = time.time(), turns_on_disk(run.folder)
         if victim == "rank":  # a step that was all but done may still end
             run.wait_for("going back", lambda: _losses(run) > losses, BACK_SECONDS)
             lines |= _train_lines(run)
         if victim == "driver":
             assert run.wait() == -signal.SIGKILL
-            left = run.left_behind(ENDED_SECONDS)
+            left = run.left_behind(ENDED_SECONDS) if self.nodes is None else self._left_on_nodes(ENDED_SECONDS)
             assert not left, left
             self.again()
-        self.run.wait_for(f"a step after the {victim}'s end", lambda: _train_lines(self.run) - lines, BACK_SECONDS)
-        self.kills.append((victim, time.monotonic() - killed))
+        # What the loss of a node does to a run shows in the second step at the latest.
+        steps = 2 if victim == "node" else 1
+        self.run.wait_for(
+            f"a step after the {victim}'s end", lambda: len(_train_lines(self.run) - lines) >= steps, BACK_SECONDS
+        )
+        self.kills.append(Kill(victim, at, time.time() - at, turns))
+        self._start_nodes()
         return True
 
     def finish(self, steps: int) -> None:
@@ -94,28 +109,52 @@ class Soak:
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing of it."""
-        for run in (*self._before, self.run):
+        for run in (*self.before, self.run):
             run.destroy()
 
-    def told(self) -> str:
-        """Kills by victim, with the seconds until the run had trained another step."""
-        lines = []
-        for victim, count in Counter(victim for victim, _ in self.kills).items():
-            seconds = sorted(took for each, took in self.kills if each == victim)
-            lines.append(
-                f"{victim}: {count} kills, back in {seconds[len(seconds) // 2]:.0f} s, at most {seconds[-1]:.0f} s"
-            )
-        return "\n".join(lines)
-
     def again(self) -> None:
-        self._before.append(self.run)
-        self.run = start(self.runs, *self.settings, name=NAME)
+        self.before.append(self.run)
+        self.run = _start(self.runs, self.settings, self.nodes, NAME)
 
-    def _processes(self, victim: str) -> list[psutil.Process]:
-        family = self.run.family()
+    def _processes(self, victim: str, rng: random.Random) -> list[psutil.Process]:
         if victim == "driver":
-            return [each for each in family if each.pid == self.run.process.pid]
-        return [each for each in family if any(title in _title(each) for title in TITLES[victim])]
+            return [psutil.Process(self.run.process.pid)]
+        if victim == "node" and self.nodes is not None:  # not the first, where the driver and Ray's head are
+            return self.nodes.processes(rng.randrange(1, NODES))
+        return [each for each in self._all() if any(title in _title(each) for title in TITLES[victim])]
+
+    def _all(self) -> list[psutil.Process]:
+        on_nodes = [each for number in range(NODES) for each in self.nodes.processes(number)] if self.nodes else []
+        return [*self.run.family(), *on_nodes]
+
+    def _left_on_nodes(self, seconds: float) -> list[str]:
+        """What of a run that was killed is still there after at most so many seconds, beside Ray."""
+        deadline, titles = time.monotonic() + seconds, [title for own in TITLES.values() for title in own]
+        while left := [line for line in map(_title, self._all()) if any(title in line for title in titles)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        return left
+
+    def _start_nodes(self) -> None:
+        """Start Ray again on machines that were killed."""
+        for number in range(1, NODES) if self.nodes else ():
+            if not self.nodes.processes(number):
+                self.nodes.start_ray(number, 1, self.runs / "own")
+
+
+def _start(runs: Path, settings: Sequence[str], nodes: Machines | None, name: str) -> Training:
+    if nodes is None:
+        return start(runs, *settings, name=name)
+    return start(runs, *settings, name=name, env=nodes.environment, within=nodes.command(0))
+
+
+@contextlib.contextmanager
+def nodes_for(runs: Path) -> Iterator[Machines]:
+    """Three machines with a Ray node of one CPU each."""
+    (runs / "own").mkdir()
+    with machines(*[1] * NODES, own_disk=runs / "own") as made:
+        yield made
 
 
 def soak_for(seconds: float, every: float, victims: Collection[str], soak: Soak, rng: random.Random) -> None:
@@ -128,43 +167,62 @@ def soak_for(seconds: float, every: float, victims: Collection[str], soak: Soak,
     soak.finish(2)
 
 
-def assert_nothing_was_lost(soak: Soak) -> None:
-    """Every step is there once, on its own tasks, and every token was sampled by the weights of its version."""
-    run, config = soak.run, soak.config
-    assert run.left_behind(1) == []
-    steps = [record["step"] for record in run.of_kind("train")]
-    assert steps == list(range(1, config.trainer.steps + 1))
-    elapsed = [record["elapsed"] for record in run.metrics]
-    assert elapsed == sorted(elapsed)
-    tasks = env_spec(config).tasks(config.env.train_split)
-    groups, size = config.trainer.groups_per_step, config.algorithm.group_size
-    played = {step: list(read_jsonl(run.folder / f"trajectories/train-{step:06d}.jsonl")) for step in steps}
-    for step, episodes in played.items():
-        picked = pick_tasks(len(tasks), (step - 1) * groups, groups, config.trainer.seed)
-        assert [t.task_id for t in episodes] == [tasks[place].id for place in picked for _ in range(size)], step
-        bound = range(max(step - 1 - config.trainer.staleness, 0), step)
-        versions = {version for t in episodes for turn in t.turns for version in turn.tokens.versions}
-        assert versions <= set(bound), (step, versions)
-    assert all(record["failed"] == 0 for record in run.of_kind("train"))
-    resumed = json.loads((run.folder / "versions.json").read_text()).get("resumed", [])
-    assert sum(each["lost"] is None for each in resumed) == len(soak._before)
-    assert_versions_are_true(run, [t for episodes in list(played.values())[-4:] for t in episodes[:8]])
+def undisturbed(runs: Path, settings: Sequence[str], nodes: Machines | None, steps: int, seed: int) -> dict[str, Any]:
+    """The last evaluation of a run of so many steps of which nothing is killed."""
+    own = (*settings, f"trainer.steps={steps}", f"trainer.seed={seed}")
+    run = _start(runs, own, nodes, f"undisturbed-{seed}")
+    try:
+        assert run.wait(RUN_SECONDS) == 0, run.told()
+        return run.of_kind("eval")[-1]
+    finally:
+        run.destroy()
 
 
-def assert_versions_are_true(run: Training, episodes: list[Trajectory]) -> None:
-    """The log-probabilities of all sampled tokens are those of the checkpoint of their version, as far as it is kept."""
-    turns = [turn.tokens for t in episodes for turn in t.turns]
-    for version in {version for tokens in turns for version in tokens.versions}:
-        folder = run.folder / "checkpoints" / f"step-{version:06d}"
-        if not folder.exists():
-            continue
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for tokens in (each for each in turns if set(each.versions) == {version}):
-            ids, first = [*tokens.prompt_ids, *tokens.completion_ids], len(tokens.prompt_ids)
-            with torch.no_grad():
-                rows = model(torch.tensor([ids])).logits[0, first - 1 : -1].log_softmax(-1)
-            found = rows.gather(1, torch.tensor(tokens.completion_ids)[:, None])[:, 0]
-            assert (found - torch.tensor(tokens.logprobs)).abs().max() < LOGPROB_TOLERANCE, version
+def assert_nothing_was_lost(soak: Soak) -> Losses:
+    """Every step is there once, on its own tasks, no finished turn is lost, and every token was sampled by the weights of its version."""
+    found = what_was_lost(soak)
+    assert found.lost == 0, (
+        f"{found.lost} finished turns were sampled again, of {found.turns} that were on disk at a kill"
+    )
+    assert found.wrong == 0, f"{found.wrong} of {found.tokens} tokens are not of the version that is told with them"
+    return found
+
+
+def what_was_lost(soak: Soak) -> Losses:
+    if soak.nodes is None:
+        assert soak.run.left_behind(1) == []
+    return losses_of(soak.run, [kill.turns for kill in soak.kills], len(soak.before))
+
+
+def table(soak: Soak, losses: Losses, others: Sequence[dict[str, Any]]) -> str:
+    """What the kills cost, in Markdown, and what missed its goal in capitals."""
+    rows = [
+        "| killed | times | trains again after, median | at most | back after, less vLLM's start, median | at most | goal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for victim in dict.fromkeys(kill.victim for kill in soak.kills):
+        own = [kill for kill in soak.kills if kill.victim == victim]
+        stepped = [kill.stepped for kill in own]
+        backs = [back.net for kill in own if (back := back_after(soak.run.folder, victim, kill.at)) is not None]
+        told = f"{statistics.median(backs):.0f} s | {max(backs):.0f} s" if backs else "|"
+        goal = GOALS.get(victim)
+        met = "" if goal is None else f"{goal:.0f} s: {'met' if backs and max(backs) < goal else 'MISSED'}"
+        times = f"{len(own)} | {statistics.median(stepped):.0f} s | {max(stepped):.0f} s"
+        rows.append(f"| {victim} | {times} | {told} | {met} |")
+    end = soak.run.of_kind("eval")[-1]
+    low, high = min(each["low"] for each in others), max(each["high"] for each in others)
+    inside = "inside" if low <= end["success"] <= high else "MISSED: outside of"
+    succeeded = ", ".join(f"{each['success']:.0%}" for each in others)
+    facts = [
+        f"steps: {losses.steps}, each trained once, on its own tasks: {losses.episodes} episodes",
+        f"finished turns on disk at a kill: {losses.turns}, sampled again: {losses.lost}{' MISSED' * (losses.lost > 0)}",
+        f"tokens checked against the checkpoint of their version: {losses.tokens} in {losses.checked} turns, "
+        f"{losses.mixed} of them of several versions; wrong: {losses.wrong}{' MISSED' * (losses.wrong > 0)}; by a neighbouring version "
+        f"{losses.told_apart:.0%} would be",
+        f"held-out success {end['success']:.0%}, {inside} {low:.0%} to {high:.0%} of {len(others)} undisturbed runs "
+        f"({succeeded}; 95% intervals)",
+    ]
+    return "\n".join([*rows, "", *(f"- {fact}" for fact in facts)]) + "\n"
 
 
 def _train_lines(run: Training) -> set[tuple[int, float]]:
@@ -182,3 +240,60 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def victims_of(engine: str, many: bool) -> list[str]:
+    return ["rank", "driver", "env worker", *(["engine"] if engine == "vllm" else []), *(["node"] if many else [])]
+
+
+def long_soak(
+    runs: Path,
+    engine: str,
+    nodes: Machines | None,
+    seconds: float,
+    every: float,
+    others: int,
+    victims: Collection[str] = (),
+) -> str:
+    """The table of a soak, after which so many runs of as many steps were left undisturbed. Victims are all that there can be."""
+    victims = victims or victims_of(engine, nodes is not None)
+    settings = (*GAME, f"engine={engine}", *PARTS, *LASTING)
+    replicas = ("engine.replicas=2",) if nodes and engine == "vllm" else ()
+    with Soak.begin(runs, *settings, *replicas, f"trainer.steps={LONG}", nodes=nodes) as soak:
+        soak_for(seconds, every, victims, soak, random.Random(0))
+        losses = what_was_lost(soak)
+        ends = [undisturbed(runs, (*settings, *replicas), nodes, losses.steps, seed) for seed in range(others)]
+        return table(soak, losses, ends)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument(
+        "--every", type=float, default=60, help="seconds from a step after a kill to the next kill, on average"
+    )
+    parser.add_argument("--engine", choices=["embedded", "vllm"], default="embedded")
+    parser.add_argument(
+        "--machines", action="store_true", help="on three network namespaces, of which two are killed too"
+    )
+    parser.add_argument(
+        "--victims", help="of engine, rank, env worker, driver and node; separated by commas (default: all)"
+    )
+    parser.add_argument("--undisturbed", type=int, default=3, help="runs to compare with")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.machines and (reason := missing()):
+        parser.error(reason)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        runs = Path(folder)
+        nodes = stack.enter_context(nodes_for(runs)) if args.machines else None
+        victims = args.victims.split(",") if args.victims else ()
+        told = long_soak(runs, args.engine, nodes, args.seconds, args.every, args.undisturbed, victims)
+    sys.stdout.write(told)
+    if args.out:
+        args.out.write_text(told, encoding="utf-8")
+    sys.exit("MISSED" in told)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,9 @@ SETTINGS = (
 NAME = "killed"
 
 
-def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(in_shared_ray, tmp_path: Path) -> None:
+def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(
+    in_shared_ray, tmp_path: Path
+) -> None:
     """PRIME drops groups without spread: four of four episodes leave some. Of 100,000 tasks those that were played come again."""
     settings = (
         *(*SETTINGS, "engine=embedded", "trainer.deterministic=true", "trainer.steps=2"),

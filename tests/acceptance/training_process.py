@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,8 +183,13 @@ class Training:
         return False
 
 
-def start(runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None) -> Training:
-    """Start `agent-train` with these settings, in a session, folder and TMPDIR of its own; its run folder is `runs/name`, or a new one."""
+def start(
+    runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None, within: Sequence[str] = ()
+) -> Training:
+    """Start `agent-train` with these settings, in a session, folder and TMPDIR of its own; its run folder is `runs/name`, or a new one.
+
+    `within` are the words of a command that becomes the one behind it.
+    """
     # The sockets of Ray and vLLM lie in TMPDIR, and their names may have 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
     mark, port, name = uuid.uuid4().hex, free_port(), name or f"run-{uuid.uuid4().hex[:6]}"
@@ -193,7 +198,7 @@ def start(runs: Path, *settings: str, env: dict[str, str] | None = None, name: s
     placed = [f"trainer.runs_dir={runs}", f"trainer.name={name}", f"engine.port={port}"]
     with (scratch / "out").open("wb") as out, (scratch / "err").open("wb") as err:
         process = subprocess.Popen(
-            [COMMAND, *settings, *placed],
+            [*within, COMMAND, *settings, *placed],
             env={**os.environ, **own, "COLUMNS": "200", **(env or {})},
             cwd=scratch,
             stdin=subprocess.DEVNULL,

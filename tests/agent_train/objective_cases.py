@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from learner_cases import gradients_of, make_config
 
-from agent_train.config.schema import AlgorithmConfig
+from agent_train.config.schema import AlgorithmConfig, TrainerConfig
 from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
@@ -62,10 +62,12 @@ def settings(loss="ppo", **fields):
 
 
 @contextlib.contextmanager
-def as_table(worker, logprobs, entropy, algorithm, lr):
+def as_table(worker, logprobs, entropy, algorithm, lr, staleness=0):
     """The worker with a table for its model and plain gradient descent, and what it was put back after."""
     kept = {name: getattr(worker, name) for name in ("config", "module", "optimizer", "objective")}
-    worker.config = dataclasses.replace(make_config(lr=lr), algorithm=algorithm)
+    worker.config = dataclasses.replace(
+        make_config(lr=lr), algorithm=algorithm, trainer=TrainerConfig(staleness=staleness)
+    )
     worker.module = Table(logprobs, entropy)
     worker.optimizer = torch.optim.SGD(worker.module.parameters(), lr=lr)
     worker.objective = None
@@ -76,10 +78,10 @@ def as_table(worker, logprobs, entropy, algorithm, lr):
             setattr(worker, name, value)
 
 
-def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, updates=1, lr=0.0, **given):
+def learn(worker, rows, logprobs, algorithm, *, entropy=None, budget=BIG, updates=1, lr=0.0, staleness=0, **given):
     """One update, whose optimizer steps all see the same rows, of a table that begins with these log-probabilities."""
     grads, entropy_grads = [], []
-    with as_table(worker, logprobs, entropy or [1.0] * len(logprobs), algorithm, lr) as worker:
+    with as_table(worker, logprobs, entropy or [1.0] * len(logprobs), algorithm, lr, staleness) as worker:
         optimizer_step = worker.optimizer.step
 
         def step():
@@ -101,10 +103,10 @@ def doubled(logprobs_T, advantages_T, *, factor=2.0):
 
 def gradients_by(worker, algorithm, rows, rank, world, budget, kl_coef):
     """What `gradients_of` finds for one rank's share of the rows, with these settings of the algorithm."""
-    worker.config = dataclasses.replace(worker.config, algorithm=algorithm)
+    worker.config = dataclasses.replace(worker.config, algorithm=algorithm, trainer=TrainerConfig(staleness=2))
     worker.objective = None
     share = rank_batches(rows, world, budget, algorithm.reduction, algorithm.reduction_length)[rank]
-    return gradients_of(worker, share, kl_coef=kl_coef)
+    return gradients_of(worker, share, kl_coef=kl_coef, version=2)
 
 
 def gradients_of_worlds(rank, ports, model_dir, cases, budget, kl_coef, folder):

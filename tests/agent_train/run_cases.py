@@ -43,12 +43,12 @@ def group(task: str, rewards: list[float]) -> Group:
     return Group(task, [episode(task, i, reward=reward) for i, reward in enumerate(rewards)])
 
 
-def update(**changed: float) -> UpdateMetrics:
+def update(**changed: Any) -> UpdateMetrics:
     values = dict.fromkeys(UpdateMetrics.__dataclass_fields__, 0.0)
-    return UpdateMetrics(**{**values, "gap_mean": 1e-6, "grad_norm": 0.5, "entropy": 1.25, **changed})
+    return UpdateMetrics(**{**values, "gap_by_lag": {}, "gap_mean": 1e-6, "grad_norm": 0.5, "entropy": 1.25, **changed})
 
 
-def learned(**changed: float) -> dict[str, Any]:
+def learned(**changed: Any) -> dict[str, Any]:
     """What a step reports besides its episodes: one group of two, both trained on."""
     selection = SelectionMetrics(1, 1, 0, 2, 6.0, 0, 0.0, 0, 0, 0.0)
     return {"selection": selection, "advantages": (0.0, 1.0), "update": update(**changed)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from agent_train.config.schema import Config, PoolsConfig
 from agent_train.rollout.ahead import Rollouts
 from agent_train.rollout.draws import Draws, pick_tasks
 from agent_train.rollout.journal import Journal
+from agent_train.rollout.sampler import admit
 from agent_train.trainer.rl import left_by, play
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.tasks import Task, TaskSet
@@ -81,7 +83,17 @@ def test_no_token_is_staler_than_the_bound_and_every_task_is_trained_once(stalen
     assert places == list(range(begin * PER_STEP, steps * PER_STEP))
     for step, episodes in taken.items():
         assert all(step - staleness <= version <= step for _, versions in episodes for version in versions)
-        assert run.begun[step] == max(begin, step - staleness), "it begins as soon as it may"
+        first, last = (admitted_at(place, begin, staleness) for place in (step * PER_STEP, (step + 1) * PER_STEP - 1))
+        assert run.begun[step] == first == last == max(begin, step - staleness), "whole, and as soon as it may"
+
+
+def admitted_at(trajectory, begin, staleness):
+    """The version at which AReaL's formula, which counts single trajectories, lets this one start in a run from `begin` on."""
+    done, version = begin * PER_STEP, begin
+    given = {"batch": PER_STEP, "staleness": staleness, "accepted": done, "max_concurrent": 10**6}
+    while not admit(**given, version=version, running=trajectory - done):
+        version += 1
+    return version
 
 
 def test_learning_and_rollouts_share_the_time_as_soon_as_one_may_be_ahead():
@@ -276,6 +288,8 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
     lags = [record["update"] and record["update"]["staleness_max"] for record in found]
     assert lags[0] == 0
     assert max(lags) in (1, 2), "within the bound, and not without use of it"
+    panels = {lag for record in found if record["update"] for lag in record["update"]["gap_by_lag"]}
+    assert panels == {str(lag) for lag in range(int(max(lags)) + 1)}
     tasks = [json.loads(line)["task_id"] for n in range(1, STEPS + 1) for line in rollout(tmp_path, n)]
     groups = sum(record["selection"]["groups"] for record in found)
     assert len(tasks) == groups * 3

@@ -420,6 +420,7 @@ RULES = {
         "bounded means at the bound; the mean lag is measured",
         "test_generator.py::test_admission_keeps_the_staleness_bound_and_uses_it_fully",
         "test_policy_objective.py::test_staleness_is_the_mean_lag_of_the_tokens_whose_version_is_known",
+        "test_policy_objective.py::test_the_panel_of_each_lag_is_that_of_its_own_tokens",
     ),
     28: (
         "nothing is chosen by when it finished",

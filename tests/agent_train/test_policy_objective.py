@@ -19,6 +19,7 @@ from agent_train.config.extensions import losses
 from agent_train.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig
 from agent_train.data.packing import batch_of
 from agent_train.learner.policy_objective import policy_objective
+from agent_train.report.trackers import numbers
 
 NARROW = {"clip_low": 0.2, "clip_high": 0.28}
 REDUCTIONS = [(mode, 9.0 if mode == "constant" else None) for mode in MODES]
@@ -349,6 +350,34 @@ def test_staleness_is_the_mean_lag_of_the_tokens_whose_version_is_known(worker):
     assert learn(worker, [row], [-1.0] * 4, settings()).metrics.staleness == 0.0
 
 
+def test_the_panel_of_each_lag_is_that_of_its_own_tokens(worker):
+    """Of five tokens two were sampled by the present weights, two by those three versions before, one by unknown ones."""
+    ratios = [2.0, 0.5, 4.0, 0.25, 8.0]
+    rows = [
+        row_of([-1.0 - math.log(r) for r in ratios[:3]], [1.0] * 3, versions=[-1, 6, 3, 6]),
+        row_of([-1.0 - math.log(r) for r in ratios[3:]], [1.0] * 2, first=4, versions=[-1, 3, -1]),
+    ]
+    by_lag = {"0": [2.0, 4.0], "3": [0.5, 0.25]}
+    expected = {
+        lag: {
+            "tokens": 2,
+            "mean": sum(map(abs, logs(*own))) / 2,
+            "k1": -sum(logs(*own)) / 2,
+            "k3": sum(r - 1 - math.log(r) for r in own) / 2,
+            "chi_square": sum((r - 1) ** 2 for r in own) / 2,
+            "ess": (sum(own) / 2) ** 2 / (sum(r * r for r in own) / 2),
+        }
+        for lag, own in by_lag.items()
+    }
+    for budget in (4, 8):
+        metrics = learn(worker, rows, [-1.0] * 5, settings(), budget=budget, updates=2, version=6, staleness=4).metrics
+        assert metrics.gap_by_lag.keys() == expected.keys(), "lags that no token has are left out"
+        for lag, panel in metrics.gap_by_lag.items():
+            assert panel == pytest.approx(expected[lag] | {"tokens": 4}, abs=1e-6), "of both optimizer steps"
+    assert learn(worker, rows, [-1.0] * 5, settings(), version=6).metrics.gap_by_lag == {}
+    assert learn(worker, rows, [-1.0] * 5, settings(), staleness=4).metrics.gap_by_lag == {}
+
+
 # What may not change anything.
 
 
@@ -398,16 +427,18 @@ def test_no_loss_and_no_reduction_sees_the_order_or_the_micro_batches(worker, lo
             trajectory=f"t{number // 2}",
             group=f"g{number // 3}",
             reference=[math.nan, *[p - 0.3 for p in own]],
+            versions=[-1, *[len(trained + own[:place]) % 3 for place in range(len(own))]],
         )
         rows.append(made)
         trained += own
     longest = max(len(row.ids) for row in rows)
-    whole = learn(worker, rows, trained, algorithm, kl_coef=0.2)
+    given = {"kl_coef": 0.2, "version": 2, "staleness": 2}
+    whole = learn(worker, rows, trained, algorithm, **given)
     for budget in (longest, 2 * longest, 4 * longest):
         order.shuffle(rows)
-        split = learn(worker, rows, trained, algorithm, kl_coef=0.2, budget=budget)
+        split = learn(worker, rows, trained, algorithm, budget=budget, **given)
         assert split.grads[0] == pytest.approx(whole.grads[0], abs=1e-6)
-        found, expected = ({**vars(x.metrics), "seconds": 0.0} for x in (split, whole))
+        found, expected = (dict(numbers({**vars(x.metrics), "seconds": 0.0})) for x in (split, whole))
         assert found == pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 
@@ -435,8 +466,10 @@ def test_the_loss_is_imported_once_for_a_worker_and_may_be_ones_own(worker, monk
 
 
 def test_the_metrics_of_an_update_are_plain_numbers(worker):
-    found = learn(worker, [row_of([-1.0], [1.0])], [-1.0], settings())
-    assert all(type(value) in (int, float) for value in dataclasses.asdict(found.metrics).values())
+    row = row_of([-1.0], [1.0], versions=[-1, 0])
+    record = dataclasses.asdict(learn(worker, [row], [-1.0], settings(), version=1, staleness=1).metrics)
+    panels = record.pop("gap_by_lag")
+    assert all(type(value) in (int, float) for value in [*record.values(), *panels["1"].values()])
 
 
 @pytest.mark.parametrize("loss", sorted(losses.shipped))
@@ -455,7 +488,7 @@ def test_nothing_is_read_back_to_the_host_inside_a_loss(loss):
         batch = dataclasses.replace(batch, **fake)
         logprobs_T, entropy_T = (torch.empty(3, requires_grad=True) for _ in range(2))
         batch = dataclasses.replace(batch, start_T=torch.empty(3), has_reference=True)
-        given = {"number": 1, "steps": 2, "kl_coef": 0.1, "version": 1, "drift_limit": torch.empty(())}
+        given = {"number": 1, "steps": 2, "kl_coef": 0.1, "version": 1, "drift_limit": torch.empty(()), "lags": 2}
         total, sums, _ = objective.contribute(batch, (logprobs_T * 1.0, entropy_T), **given)
         total.backward()
         assert logprobs_T.grad.shape == entropy_T.grad.shape == (3,)

@@ -124,8 +124,9 @@ def test_off_a_terminal_each_step_is_one_line(run):
         track.phase("starting vLLM", "1 s: [INFO] loading")
         track.phase("starting vLLM", "2 s: [INFO] loading")
         track.evaluation(0, [episode("t")])
+        lags = {"0": {"mean": 1e-6}, "2": {"mean": 0.02}}
         for step in (1, 2):
-            track.train_step(step_metrics(step, [group("a", [1.0, 0.0])], clock(), 0, **learned()))
+            track.train_step(step_metrics(step, [group("a", [1.0, 0.0])], clock(), 0, **learned(gap_by_lag=lags)))
     lines = screen.getvalue().splitlines()
     assert len(lines) == 4, "a phase is not printed again for every new detail"
     assert "starting vLLM: 1 s: [INFO] loading" in lines[0]
@@ -140,6 +141,7 @@ def test_off_a_terminal_each_step_is_one_line(run):
         "sync 0.50 s",
         "gap 1.0e-06",
         "grad norm 0.500",
+        "gap by lag 0: 1.0e-06, 2: 2.0e-02",
         "left",
     ):
         assert words in lines[2]

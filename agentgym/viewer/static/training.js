@@ -9,14 +9,16 @@
     "eval.success": "Success on held-out tasks", "train.reward": "Training reward", "train.success": "Training success", "sft.loss": "Warm-start loss",
     "train.update.loss": "Policy loss", "train.update.gap_mean": "Log-probability gap", "train.update.entropy": "Entropy",
     "train.update.grad_norm": "Gradient norm", "train.step_seconds": "Seconds of a step",
+    "train.update.gap_by_lag.*.mean": "Log-probability gap by lag", "train.update.gap_by_lag.*.k1": "KL(engine || trainer) by lag, k1",
+    "train.update.gap_by_lag.*.k3": "KL(engine || trainer) by lag, k3", "train.update.gap_by_lag.*.ess": "Effective sample size by lag",
   };
   // Drawn by themselves where they are more than zeros.
   const TELLING = [
     "held_out.loss", "held_out.accuracy", ...["sft", "preference", "reward_model"].flatMap((kind) => ["loss", "accuracy", "chosen", "rejected", "grad_norm"].map((key) => `${kind}.${key}`)),
     "eval.context", ...["mixed_groups", "truncated", "context", "summaries", "health.length", "health.length_max", "health.reward_spread", "health.repetition", "health.same", "critic.explained_variance", "prm.accuracy",
-      "update.kl_reference", "update.staleness", "selection.dropped_groups", "selection.dropped", "rollout_seconds", "score_seconds", "learn_seconds", "sync_seconds"].map((key) => `train.${key}`),
+      "update.kl_reference", "update.staleness", ...["mean", "k1", "k3", "ess"].map((key) => `update.gap_by_lag.*.${key}`), "selection.dropped_groups", "selection.dropped", "rollout_seconds", "score_seconds", "learn_seconds", "sync_seconds"].map((key) => `train.${key}`),
   ];
-  const SHARES = new Set(["success", "accuracy", "mixed_groups", "truncated", "context"]);
+  const SHARES = new Set(["success", "accuracy", "mixed_groups", "truncated", "context", "ess"]);
   const BANDS = { success: ["low", "high"], reward: ["reward_low", "reward_high"] };
   const HIDDEN = new Set(["step", "steps", "elapsed", "kind"]);
 
@@ -31,8 +33,15 @@
 
   function keysOf(records) {
     const keys = new Set();
-    for (const record of records) for (const key of Object.keys(numbers(record))) keys.add(key);
+    for (const record of records) for (const key of Object.keys(numbers(record))) keys.add(key.replace(/(gap_by_lag)\.\d+/, "$1.*"));
     return [...keys].sort();
+  }
+
+  // The lines of a key: one, or with a star in it one for each lag.
+  function linesOf(run, key, axis, colour) {
+    if (!key.includes("*")) return [{ name: run.name, colour, points: pointsOf(run.records, key, axis) }];
+    const lags = [...new Set(run.records.flatMap((record) => Object.keys((record.update || {}).gap_by_lag || {})))].sort((a, b) => a - b);
+    return lags.map((lag) => ({ name: `${colour ? `${run.name}, ` : ""}lag ${lag}`, colour: colour + Number(lag), points: pointsOf(run.records, key.replace("*", lag), axis) }));
   }
 
   function pointsOf(records, key, axis) {
@@ -150,7 +159,7 @@
     draw() {
       for (const run of this.runs) run.name = ((this.known || []).find((k) => k.id === run.id) || run).name;
       const keys = keysOf(this.runs.flatMap((run) => run.records));
-      const telling = TELLING.filter((key) => keys.includes(key) && this.runs.some((run) => pointsOf(run.records, key, "step").some((point) => point[1])));
+      const telling = TELLING.filter((key) => keys.includes(key) && this.runs.some((run) => linesOf(run, key, "step", 0).some((line) => line.points.some((point) => point[1]))));
       const shown = [...new Set([...USUAL.filter((key) => keys.includes(key)), ...telling, ...this.extra])];
       if (!keys.length) fill(this.grid, parts.empty("No measurements yet.", "Curves appear with the first step. A run is started by `agent-train +env=frozen_lake`."));
       for (const [key, chart] of this.charts) {
@@ -175,7 +184,7 @@
         this.charts.set(key, chart);
         this.grid.append(chart.element);
       }
-      this.charts.get(key).update(this.runs.map((run, colour) => ({ name: run.name, colour, points: pointsOf(run.records, key, this.axis.value) })).filter((s, i) => s.points.length || !i));
+      this.charts.get(key).update(this.runs.flatMap((run, colour) => linesOf(run, key, this.axis.value, colour)).filter((s, i) => s.points.length || !i));
     }
 
     fillMenus(keys, shown) {

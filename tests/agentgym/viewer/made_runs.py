@@ -166,8 +166,10 @@ def _measure(run, kind, step, played):
         "episodes": len(played),
         "failed": 0,
     }
+    gaps = {str(lag): {"tokens": 8, "mean": 1e-3 * lag, "k1": 0.0, "k3": 1e-4 * lag, "ess": 1.0} for lag in range(step)}
+    more = {"low": low, "high": high} if kind == "eval" else {"update": {"gap_by_lag": gaps}}
     with (run / "metrics.jsonl").open("a") as out:
-        out.write(json.dumps(record | ({"low": low, "high": high} if kind == "eval" else {})) + "\n")
+        out.write(json.dumps(record | more) + "\n")
 
 
 def write_all(folder):

@@ -254,6 +254,17 @@ def test_training_shows_curves_that_are_read_off_and_overlaid(window, served):
     page.get_by_text("4 of 20 episodes").wait_for()
 
 
+def test_training_shows_the_gap_of_each_lag_as_a_line(window, served):
+    page = window(f"{served.url}#/run/train-lake")
+    chart = page.locator(".chart[data-key='train.update.gap_by_lag.*.mean']")
+    chart.wait_for()
+    assert chart.locator(".readout").inner_text().split("\n") == ["last", "lag 0 0", "lag 1 0.001"]
+    assert page.locator(".chart[data-key='train.update.gap_by_lag.*.ess'] .readout").inner_text().count("100") == 2
+    assert page.locator(".chart[data-key='train.update.gap_by_lag.*.k1']").count() == 0, "nothing but zeros"
+    page.get_by_label("Add a run to the charts").select_option("train-other")
+    chart.locator(".readout", has_text="train-other, lag 0").wait_for()
+
+
 def test_two_runs_are_compared_and_their_episodes_stand_side_by_side(window, served, folder):
     page = window(served.url)
     page.get_by_label("compare again").check()
