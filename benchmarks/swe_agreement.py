@@ -29,6 +29,7 @@ from agentgym.rollout.episode import run_episode
 from agentgym_envs.swe_bench.grading import Grade, grade
 from agentgym_envs.swe_bench.images import build, image_of
 from agentgym_envs.swe_bench.instances import Instance, read_instances
+from agentgym_envs.swe_bench.releases import without_absent
 from agentgym_envs.swe_bench.verdict import END, START
 
 WANTED = {"gold": True, "empty": False, "tests only": False, "gold through the tools": True}
@@ -48,7 +49,8 @@ def their_grading() -> ModuleType:
 
 
 def their_verdict(module: ModuleType, instance: Instance, patch: str, log: str) -> dict[str, Any]:
-    """Whether they call the instance resolved, and the tests that they call good."""
+    """Whether they call the instance resolved, and the tests that they call good; of those that its release has, as ours."""
+    instance = without_absent(instance)
     parser = f"parse_log_{instance.repo.partition('/')[2].replace('-', '_')}"
     told = SimpleNamespace(log_parser=parser, eval_type="pass_and_fail", instance_id=instance.id)
     told.FAIL_TO_PASS, told.PASS_TO_PASS = list(instance.fail_to_pass), list(instance.pass_to_pass)
@@ -65,7 +67,8 @@ def their_verdict(module: ModuleType, instance: Instance, patch: str, log: str) 
 def compared(module: ModuleType, instance: Instance, patch: str, found: Grade) -> dict[str, Any]:
     ours = sorted(test.name for test in found.verdict.tests if test.good) if found.verdict else []
     row: dict[str, Any] = {"resolved": found.resolved, "patch": found.patch, "seconds": round(found.seconds, 1)}
-    row["tests"] = {"required": len(instance.fail_to_pass) + len(instance.pass_to_pass), "good": len(ours)}
+    known = without_absent(instance)
+    row["tests"] = {"required": len(known.fail_to_pass) + len(known.pass_to_pass), "good": len(ours)}
     if found.verdict and not found.resolved:
         row["not good"] = [[test.name, test.status] for test in found.verdict.tests if not test.good][:5]
     if found.failure or (found.verdict and found.verdict.doubt):
@@ -129,7 +132,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"| {row['instance']} | {' | '.join(cells)} | {tests} | {same} of {len(judged)} | {seconds} |")
     totals = [f"{sums[name]} of {sum(name in row or name in row['errors'] for row in rows)} right" for name in names]
     lines.append(f"| {len(rows)} instances | {' | '.join(totals)} | | {sums['same']} of {sums['judged']} | |")
-    return "\n".join(lines) + "\n"
+    runs, errors = (
+        sum(name in row or name in row["errors"] for row in rows for name in names),
+        sum(len(row["errors"]) for row in rows),
+    )
+    return "\n".join(lines) + f"\n\n{errors} of {runs} runs ended in an error of the machinery.\n"
 
 
 def main() -> None:
