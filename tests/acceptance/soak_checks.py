@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from training_process import Training
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_train.config.compose import config_from_yaml
 from agent_train.config.validation import env_spec
@@ -18,6 +18,7 @@ from agent_train.report.timeline import LOOP
 from agent_train.rollout.draws import pick_tasks
 from agentgym.core.trajectory import Tokens, Trajectory, read_jsonl
 
+BATCH = 64
 TOLERANCE = 1e-3  # nats; the engine's rounding is 1e-5, and one training step moves some token further than this
 Turns = dict[tuple[int, str], list[list[int]]]  # sampled ids of each turn, by step and episode
 Span = tuple[float, float, str]  # begin and end in Unix seconds, and the name
@@ -157,7 +158,6 @@ def _lost(played: dict[int, list[Trajectory]], kills: Sequence[Turns]) -> tuple[
     return len(pairs), sum([ids] != now for ids, now in pairs)
 
 
-@torch.no_grad()
 def _versions(folder: Path, turns: Sequence[Tokens]) -> tuple[int, int, int, int, float]:
     """Of the tokens whose version is kept: how many, in how many turns, mixed ones, wrong ones, and the share that is told apart."""
     checked: set[int] = set()
@@ -165,17 +165,30 @@ def _versions(folder: Path, turns: Sequence[Tokens]) -> tuple[int, int, int, int
     for checkpoint in sorted((folder / "checkpoints").glob("step-??????")):
         version = int(checkpoint.name.removeprefix("step-"))
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        for number, turn in enumerate(turns):
-            own = torch.tensor([each == version for each in turn.versions])
-            before = torch.tensor([each == version - 1 for each in turn.versions])
-            if not (own.any() or before.any()):
-                continue
-            ids, first = [*turn.prompt_ids, *turn.completion_ids], len(turn.prompt_ids)
-            rows = model(torch.tensor([ids])).logits[0, first - 1 : -1].log_softmax(-1)
-            found = rows.gather(1, torch.tensor(turn.completion_ids)[:, None])[:, 0]
-            differs = (found - torch.tensor(turn.logprobs)).abs() > TOLERANCE
-            tokens, wrong = tokens + int(own.sum()), wrong + int((differs & own).sum())
-            others, apart = others + int(before.sum()), apart + int((differs & before).sum())
-            checked |= {number} if own.any() else set()
+        numbers = [n for n, turn in enumerate(turns) if {version, version - 1} & {*turn.versions}]
+        numbers.sort(key=lambda n: len(turns[n].prompt_ids) + len(turns[n].completion_ids))
+        for batch in (numbers[first : first + BATCH] for first in range(0, len(numbers), BATCH)):
+            for number, found in zip(batch, _logprobs(model, [turns[n] for n in batch]), strict=True):
+                turn = turns[number]
+                own = torch.tensor([each == version for each in turn.versions])
+                before = torch.tensor([each == version - 1 for each in turn.versions])
+                differs = (found - torch.tensor(turn.logprobs)).abs() > TOLERANCE
+                tokens, wrong = tokens + int(own.sum()), wrong + int((differs & own).sum())
+                others, apart = others + int(before.sum()), apart + int((differs & before).sum())
+                checked |= {number} if own.any() else set()
     mixed = sum(len(set(turns[number].versions)) > 1 for number in checked)
     return tokens, len(checked), mixed, wrong, apart / max(others, 1)
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel, turns: Sequence[Tokens]) -> list[torch.Tensor]:
+    """The log-probabilities of the sampled ids of each turn."""
+    rows = [torch.tensor([*turn.prompt_ids, *turn.completion_ids]) for turn in turns]
+    ids = torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True
+    )  # behind the ids, where causal attention does not look
+    scores = model(ids).logits.log_softmax(-1)
+    return [
+        scores[row, len(turn.prompt_ids) - 1 : len(ids_of) - 1].gather(1, ids_of[len(turn.prompt_ids) :, None])[:, 0]
+        for row, (turn, ids_of) in enumerate(zip(turns, rows, strict=True))
+    ]

@@ -80,7 +80,7 @@ def of_file(env: str) -> list[str]:
 
 
 def test_an_environment_on_two_servers_gives_the_same_run_until_one_is_killed_which_costs_no_episode(
-    first, in_shared_ray, tmp_path: Path
+    first, tmp_path: Path
 ) -> None:
     token = "of-the-acceptance-test"
     (tmp_path / "tokens").write_text(f"{token}\n")
@@ -88,7 +88,7 @@ def test_an_environment_on_two_servers_gives_the_same_run_until_one_is_killed_wh
     with serving(*served, token=token) as stays, serving(*served, token=token) as dies:
         urls = f"env.url=[{stays.url}/frozen_lake,{dies.url}/frozen_lake]"
         words = ("env=remote", urls, *of_file("frozen_lake"), *SETTINGS[1:])
-        with training(tmp_path, *words, env={**in_shared_ray, "AGENTGYM_TOKEN": token}) as run:
+        with training(tmp_path, *words, env={"AGENTGYM_TOKEN": token}) as run:
             run.wait_for("episodes of the second step", lambda: run.of_kind("train") and dies.load()["sessions"])
             opened = stays.opened(), dies.opened()
             dies.kill()
@@ -158,7 +158,7 @@ class Guess(Env):
 '''
 
 
-def test_an_environment_in_a_users_own_file_is_trained_on(finished, in_shared_ray, tmp_path: Path) -> None:
+def test_an_environment_in_a_users_own_file_is_trained_on(finished, tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(GUESS)
     settings = (
         "+env=my_module:Guess",
@@ -171,7 +171,7 @@ def test_an_environment_in_a_users_own_file_is_trained_on(finished, in_shared_ra
         "algorithm.group_size=4",
         "trainer.eval_episodes=4",
     )
-    run = finished(*settings, env={**in_shared_ray, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    run = finished(*settings, env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     (record,) = run.of_kind("train")
     assert (record["episodes"], record["failed"]) == (16, 0)
     assert record["update"]["tokens"] == record["sampled_tokens"] > 0

@@ -18,6 +18,7 @@ ENGINES = ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(600)
 def test_a_run_whose_server_is_killed_in_a_rollout_goes_on(tmp_path) -> None:
     """Weights travel as changes, of which a new server has no base."""
     engine = ("engine=vllm", "engine.weights=delta")
