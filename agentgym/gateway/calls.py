@@ -1,0 +1,187 @@
+"""A model call in one form for all protocols, what answers it, and what a run does with settings that spoil sampled tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from agentgym.core.messages import Message, problem_of
+from agentgym.core.trajectory import Tokens
+
+if TYPE_CHECKING:
+    from agentgym.gateway.tree import Call
+
+TEXT, REASONING = "text", "reasoning"
+Told: TypeAlias = Callable[[str, str], None]
+# Settings that leave the distribution of the tokens alone, or that every sampler honours exactly.
+_FREE = ["max_tokens", "stop", "n", "seed", "logprobs", "top_logprobs", "parallel_tool_calls"]
+_FREE += ["reasoning_effort", "thinking", "chat_template_kwargs"]
+# Values of others by which they do nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "best_of"), (1,)),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "echo"), (0,)),
+    **{"top_k": (0, -1), "logit_bias": ({},), "suffix": ("",)},
+    **{"tool_choice": ("auto", "none"), "response_format": ({"type": "text"},)},
+}
+# Of a client's own use: no model sees them.
+_BOOKKEEPING = ["user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"]
+_BOOKKEEPING += ["prompt_cache_key", "prompt_cache_retention"]
+
+
+class Refused(Exception):
+    """A request that gets an error of this HTTP status, in the form of its protocol."""
+
+    def __init__(self, status: int, why: str, code: str | None = None):
+        super().__init__(why)
+        self.status, self.code = status, code
+
+
+@dataclass(eq=False)
+class ModelCall:
+    """One prompt that is answered once.
+
+    Attributes:
+        messages: in OpenAI's chat form. Empty where `prompt`, text or token ids, is what is continued.
+        tools: in OpenAI's form.
+        settings, used: as asked, by OpenAI's names, and as the backend is to use them.
+        changed: names of settings that were not honoured.
+        unusable: names of settings that were honoured, so that the tokens cannot be trained on.
+        after: the call of the episode whose messages and answer these messages begin with.
+    """
+
+    model: str
+    messages: list[Message] = field(default_factory=list)
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    used: dict[str, Any] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+    after: Call | None = None
+
+
+@dataclass
+class ModelAnswer:
+    """What a backend answers.
+
+    Attributes:
+        tokens: None from a model that does not tell them.
+        usage, finish_reason: see `Reply`.
+        stop: the stop string that ended it. The sampled ids go up to its end, the text ends before it.
+        more: further fields of the answer, as they are (`logprobs`).
+    """
+
+    message: Message
+    tokens: Tokens | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    finish_reason: str = "stop"
+    stop: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """What samples. One object answers many calls at a time.
+
+    Attributes:
+        models: names of what it serves; the first is used for names that it does not know.
+        honours: settings that it knows beside those that leave the distribution alone; None: all.
+    """
+
+    models: Sequence[str]
+    honours: Collection[str] | None
+
+    async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
+        """Sample an answer. Raises `Refused` with the status for the client.
+
+        `told` gets REASONING, then TEXT, piece by piece, with which the answer's message then begins: nothing that may still become
+        a tool call, a thought or a stop string.
+        """
+
+    async def count(self, call: ModelCall) -> int:
+        """The prompt's length in tokens. Raises `Refused` if it cannot tell."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is done with settings of calls that tokens cannot be trained with.
+
+    Attributes:
+        policy: "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens.
+        temperature: of a run that trains; None: nothing is trained on, so all settings are honoured.
+        max_tokens: of one answer, at most.
+    """
+
+    policy: Literal["strict", "override", "mask"] = "override"
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def settle(self, call: ModelCall, backend: Backend) -> None:
+        """Decide what is used of a call's settings. Raises `Refused`."""
+        asked, known = {"model": call.model, **call.settings}, backend.honours
+        odd = [name for name, value in asked.items() if not self._fits(name, value, backend)]
+        unknown = [n for n in call.settings if known is not None and n not in known and n not in _FREE]
+        if self.policy == "strict" and (refused := [*odd, *unknown]):
+            why = "what is sampled is trained on" if odd else "the engine does not know it"
+            setting = f"{refused[0]}={json.dumps(asked[refused[0]]):.100}"
+            raise Refused(400, f"{setting} cannot be honoured: {why}", "unsupported_value")
+        if self.policy == "mask" and self.temperature is not None:
+            call.unusable = [name for name in odd if name not in unknown]
+        call.changed += [name for name in dict.fromkeys([*odd, *unknown]) if name not in call.unusable]
+        call.used = {name: value for name, value in call.settings.items() if name not in call.changed}
+        if self.temperature is not None and "temperature" not in call.unusable:
+            call.used["temperature"] = self.temperature
+        if self.max_tokens is not None:
+            call.used["max_tokens"] = min(call.used.get("max_tokens", self.max_tokens), self.max_tokens)
+
+    def _fits(self, name: str, value: Any, backend: Backend) -> bool:
+        if name == "model":
+            return value in backend.models
+        if self.temperature is None or name in _FREE or value in _NEUTRAL.get(name, ()):
+            return True
+        return bool(name == "temperature" and value == self.temperature)
+
+
+def settings_of(body: Mapping[str, Any], apart: Collection[str], **names: str) -> dict[str, Any]:
+    """The settings in a request's body: all that is not `apart`, by OpenAI's `names`. Raises `Refused`."""
+    names["max_completion_tokens"] = "max_tokens"
+    left_out = [*apart, *_BOOKKEEPING]
+    settings = {names.get(name, name): value for name, value in body.items() if value is not None and name not in left_out}
+    for name in ("max_tokens", "n"):
+        number = settings.get(name, 1)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise Refused(400, f"{name} is a whole number from 1 on, not {number!r:.50}")
+    if isinstance(settings.get("stop"), str):
+        settings["stop"] = [settings["stop"]]
+    return settings
+
+
+def plain_message(given: Any, where: str) -> Message:
+    """A chat message as messages are compared: without empty fields, a lone part of text as text. Raises `Refused`."""
+    if not isinstance(given, Mapping):
+        raise Refused(400, f"{where}: a message is an object, not {type(given).__name__}")
+    message: Message = {name: value for name, value in given.items() if value not in (None, [], {})}
+    if message.get("role") == "developer":
+        message["role"] = "system"
+    content = given.get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict) and "text" in content[0]:
+        content = content[0]["text"]
+    message["content"] = content or "" if message.get("role") == "assistant" else content
+    if thought := message.pop("reasoning", None):
+        message["reasoning_content"] = thought
+    if problem := problem_of(message):
+        raise Refused(400, f"{where}: {problem}")
+    if called := message.get("tool_calls"):
+        parts = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in called]
+        message["tool_calls"] = [tool_call(*each) for each in parts]
+    return message
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    about = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **about, "parameters": parameters or {"type": "object"}}}
