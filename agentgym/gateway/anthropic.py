@@ -7,11 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.messages import Message, text_of
-from agentgym.gateway.calls import REASONING, ModelCall, Refused, function_tool, plain_message, settings_of, tool_call
+from agentgym.gateway.calls import (
+    REASONING,
+    ModelAnswer,
+    ModelCall,
+    Refused,
+    function_tool,
+    plain_message,
+    settings_of,
+    tool_call,
+)
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
-    from agentgym.gateway.tree import Call
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _APART = ["model", "messages", "system", "tools", "tool_choice", "stream", "container", "mcp_servers", "betas"]
@@ -39,7 +47,11 @@ def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
     if choice.get("disable_parallel_tool_use"):
         settings["parallel_tool_calls"] = False
     given = body.get("tools") or []
-    tools = [function_tool(tool["name"], tool.get("description"), tool["input_schema"]) for tool in given if "input_schema" in tool]
+    tools = [
+        function_tool(tool["name"], tool.get("description"), tool["input_schema"])
+        for tool in given
+        if "input_schema" in tool
+    ]
     # Schemas of the others are known to Anthropic's models alone.
     left_out = [f"tool {tool['type']}" for tool in given if "input_schema" not in tool]
     return [ModelCall(str(body.get("model", "")), messages, tools=tools, settings=settings, changed=left_out)]
@@ -54,7 +66,9 @@ def _messages(given: Any, where: str, episode: Episode) -> list[Message]:
     for block in given["content"]:
         if block["type"] == "tool_result":
             content = _parts(block.get("content") or "", where)
-            found.append(plain_message({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}, where))
+            found.append(
+                plain_message({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}, where)
+            )
         elif block["type"] == "tool_use":
             arguments = episode.arguments_of(block["id"], block["input"])
             message["tool_calls"].append(tool_call(block["id"], block["name"], arguments))
@@ -98,7 +112,13 @@ def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
 
 
 def _head(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
-    made = {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", "model": body.get("model"), "content": []}
+    made: dict[str, Any] = {
+        "id": f"msg_{exchange.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model"),
+        "content": [],
+    }
     return {**made, "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
 
 
@@ -113,12 +133,12 @@ def _used(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given}
 
 
-def _reason(answer: Call) -> dict[str, Any]:
+def _reason(answer: ModelAnswer) -> dict[str, Any]:
     reason = "stop_sequence" if answer.stop is not None else _REASONS.get(answer.finish_reason, "end_turn")
     return {"stop_reason": reason, "stop_sequence": answer.stop}
 
 
-def _usage(answer: Call) -> dict[str, int]:
+def _usage(answer: ModelAnswer) -> dict[str, int]:
     cached = answer.usage.get("cached_tokens", 0)
     counts = {"input_tokens": answer.usage.get("prompt_tokens", 0) - cached, "cache_read_input_tokens": cached}
     return {**counts, "output_tokens": answer.usage.get("completion_tokens", 0)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from agentgym.core.messages import Message, problem_of
+from agentgym.core.messages import Message, problem_of, text_of
 from agentgym.core.trajectory import Tokens
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class ModelCall:
         changed: names of settings that were not honoured.
         unusable: names of settings that were honoured, so that the tokens cannot be trained on.
         after: the call of the episode whose messages and answer these messages begin with.
+        streams: a client reads the answer while it is sampled.
     """
 
     model: str
@@ -60,6 +61,7 @@ class ModelCall:
     changed: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
     after: Call | None = None
+    streams: bool = False
 
 
 @dataclass
@@ -147,7 +149,9 @@ def settings_of(body: Mapping[str, Any], apart: Collection[str], **names: str) -
     """The settings in a request's body: all that is not `apart`, by OpenAI's `names`. Raises `Refused`."""
     names["max_completion_tokens"] = "max_tokens"
     left_out = [*apart, *_BOOKKEEPING]
-    settings = {names.get(name, name): value for name, value in body.items() if value is not None and name not in left_out}
+    settings = {
+        names.get(name, name): value for name, value in body.items() if value is not None and name not in left_out
+    }
     for name in ("max_tokens", "n"):
         number = settings.get(name, 1)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
@@ -161,7 +165,7 @@ def plain_message(given: Any, where: str) -> Message:
     """A chat message as messages are compared: without empty fields, a lone part of text as text. Raises `Refused`."""
     if not isinstance(given, Mapping):
         raise Refused(400, f"{where}: a message is an object, not {type(given).__name__}")
-    message: Message = {name: value for name, value in given.items() if value not in (None, [], {})}
+    message: Message = {name: value for name, value in given.items() if value not in (None, [], {}, "")}
     if message.get("role") == "developer":
         message["role"] = "system"
     content = given.get("content")
@@ -185,3 +189,8 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
     about = {"description": description} if description else {}
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters or {"type": "object"}}}
+
+
+def parts_of(message: Message) -> tuple[tuple[str, str], ...]:
+    """An answer's reasoning and its text."""
+    return (REASONING, message.get("reasoning_content") or ""), (TEXT, text_of(message))

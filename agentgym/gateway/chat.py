@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgym.gateway.calls import REASONING, ModelCall, Refused, plain_message, settings_of
+from agentgym.gateway.calls import REASONING, ModelAnswer, ModelCall, Refused, plain_message, settings_of
 from agentgym.gateway.streams import DONE
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
-    from agentgym.gateway.tree import Call
 
 PING = b": ping\n\n"
 _APART = ("model", "messages", "tools", "stream", "stream_options")
@@ -41,7 +40,7 @@ def head(body: Mapping[str, Any], exchange: Exchange, kind: str) -> dict[str, An
     return {"id": f"chatcmpl-{exchange.id}", "object": kind, "created": int(exchange.began), "model": body.get("model")}
 
 
-def usage(answers: Sequence[Call], prompts: int = 1) -> dict[str, Any]:
+def usage(answers: Sequence[ModelAnswer], prompts: int = 1) -> dict[str, Any]:
     """Token counts of the answers to so many prompts, which come in order."""
     prompt = sum(answer.usage.get("prompt_tokens", 0) for answer in answers[:: len(answers) // prompts])
     written = sum(answer.usage.get("completion_tokens", 0) for answer in answers)
@@ -67,7 +66,9 @@ def events(
         return "", {**chunk, "choices": [{"index": place, "delta": delta, "finish_reason": reason}]}
 
     if step == "begin":
-        yield from (piece(place, {"role": "assistant", "content": ""}) for place in range(exchange.size))
+        yield from (
+            piece(place, {"role": "assistant", "content": ""}) for place in range(len(exchange.asked or exchange.calls))
+        )
     elif step == "delta":
         yield piece(answer, {"reasoning_content" if data[0] == REASONING else "content": data[1]})
     elif step == "call":

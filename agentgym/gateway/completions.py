@@ -22,7 +22,7 @@ def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
 
 def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     given = body.get("prompt")
-    prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    prompts: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
     for prompt in prompts:
         ids = isinstance(prompt, list) and prompt and all(isinstance(id, int) and 0 <= id < 1 << 31 for id in prompt)
         if not (ids or isinstance(prompt, str)):
@@ -32,7 +32,13 @@ def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
 
 def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
     choices = [
-        {"index": place, "text": each.message["content"], "finish_reason": each.finish_reason, "logprobs": None, **each.more}
+        {
+            "index": place,
+            "text": each.message["content"],
+            "finish_reason": each.finish_reason,
+            "logprobs": None,
+            **each.more,
+        }
         for place, each in enumerate(exchange.answers)
     ]
     usage = chat.usage(exchange.answers, len(_prompts(body)))

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.messages import Message, text_of
 from agentgym.gateway import chat
-from agentgym.gateway.calls import REASONING, ModelCall, Refused, function_tool, plain_message, settings_of, tool_call
+from agentgym.gateway.calls import (
+    REASONING,
+    ModelAnswer,
+    ModelCall,
+    Refused,
+    function_tool,
+    plain_message,
+    settings_of,
+    tool_call,
+)
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
-    from agentgym.gateway.tree import Call
 
 PING, error = chat.PING, chat.error
 _APART = ["model", "input", "instructions", "tools", "stream", "stream_options", "previous_response_id", "include"]
@@ -45,12 +53,16 @@ def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
         named = isinstance(choice, dict) and "name" in choice
         settings["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
     tools = [
-        function_tool(tool["name"], tool.get("description"), tool["parameters"] if tool["type"] == "function" else _SCHEMA)
+        function_tool(
+            tool["name"], tool.get("description"), tool["parameters"] if tool["type"] == "function" else _SCHEMA
+        )
         for tool in body.get("tools") or ()
         if tool["type"] in ("function", "custom")
     ]
     # The others are run by OpenAI's own servers.
-    left_out = [f"tool {each['type']}" for each in body.get("tools") or () if each["type"] not in ("function", "custom")]
+    left_out = [
+        f"tool {each['type']}" for each in body.get("tools") or () if each["type"] not in ("function", "custom")
+    ]
     return [ModelCall(str(body.get("model", "")), messages, tools=tools, settings=settings, changed=left_out)]
 
 
@@ -59,10 +71,10 @@ def _before(body: Mapping[str, Any], episode: Episode) -> list[Message]:
     if not (name := body.get("previous_response_id")):
         return []
     exchange = episode.by_id.get(str(name).removeprefix("resp_"))
-    if exchange is None or not exchange.answers:
+    if exchange is None or not exchange.calls:
         raise Refused(400, f"there is no response {name!r:.80} in this episode", "previous_response_not_found")
-    answer = exchange.answers[0]
-    return [*answer.conversation()[bool(exchange.instructed) :], answer.message]
+    call = exchange.calls[0]
+    return [*call.conversation()[exchange.instructed :], call.answer.message]
 
 
 def _messages(items: Any, episode: Episode) -> list[Message]:
@@ -127,7 +139,7 @@ def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
     if text_of(message) or not calls:
         items.append(_item(body, exchange, "text", text_of(message)))
     items += [_called(body, exchange, place, call) for place, call in enumerate(calls)]
-    status = {"status": "completed"}
+    status: dict[str, Any] = {"status": "completed"}
     if answer.finish_reason in ("length", "content_filter"):
         reason = "max_output_tokens" if answer.finish_reason == "length" else "content_filter"
         status = {"status": "incomplete", "incomplete_details": {"reason": reason}}
@@ -136,7 +148,12 @@ def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
 
 def _response(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
     """A response that has only begun."""
-    made = {"id": f"resp_{exchange.id}", "object": "response", "created_at": int(exchange.began), "status": "in_progress"}
+    made = {
+        "id": f"resp_{exchange.id}",
+        "object": "response",
+        "created_at": int(exchange.began),
+        "status": "in_progress",
+    }
     told = {name: body.get(name) for name in _ECHOED} | {"top_p": body.get("top_p"), "truncation": "disabled"}
     chosen = {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
     chosen["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
@@ -148,7 +165,13 @@ def _item(body: Mapping[str, Any], exchange: Exchange, kind: str, text: str | No
     status = "in_progress" if text is None else "completed"
     if kind != REASONING:
         content = [] if text is None else [_part(kind, text)]
-        return {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", "status": status, "content": content}
+        return {
+            "id": f"msg_{exchange.id}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
     content = [_part(kind, text)] if text else []
     item = {"id": f"rs_{exchange.id}", "type": "reasoning", "summary": [], "content": content, "status": status}
     if "reasoning.encrypted_content" in (body.get("include") or ()):
@@ -173,7 +196,7 @@ def _called(body: Mapping[str, Any], exchange: Exchange, place: int, call: Mappi
         return {**item, "type": "custom_tool_call", "input": said}
 
 
-def _usage(answer: Call) -> dict[str, Any]:
+def _usage(answer: ModelAnswer) -> dict[str, Any]:
     count = answer.usage.get
     read_, written = count("prompt_tokens", 0), count("completion_tokens", 0)
     details = {"input_tokens_details": {"cached_tokens": count("cached_tokens", 0), "cache_write_tokens": 0}}
@@ -196,7 +219,7 @@ def events(
         kind, text = data
         item = _item(body, exchange, kind, text if step == "close" else None)
         name = "reasoning_text" if kind == REASONING else "output_text"
-        more = {"content_index": 0} | ({} if kind == REASONING else {"logprobs": []})
+        more: dict[str, Any] = {"content_index": 0} | ({} if kind == REASONING else {"logprobs": []})
         if step == "open":
             yield of("output_item.added", item)
             yield of("content_part.added", item, content_index=0, part=_part(kind, ""))

@@ -1,4 +1,4 @@
-"""The gateway: an endpoint in front of a backend, by which agents are known by their keys and all that is sampled for them is recorded."""
+"""The gateway: an endpoint in front of a model, which knows agents by their keys and records all that is sampled for them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import hmac
 import json
 import logging
 import math
+import os
 import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from agentgym.gateway import anthropic, chat, completions, responses
-from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings, Stream
+from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings, parts_of
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.record import Record, RecordError
+from agentgym.gateway.streams import Stream
 from agentgym.gateway.upstream import Passed
 from agentgym.storage import locks
 
@@ -31,35 +34,34 @@ if TYPE_CHECKING:
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
 PING_SECONDS = 10.0
-_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# What a retry may say otherwise: whether it is streamed.
-_STREAMED = re.compile(rb',\s*"stream(?:_options)?"\s*:\s*(?:true|false|\{[^}]*\})|"stream(?:_options)?"\s*:\s*(?:true|false|\{[^}]*\})\s*,')
+_PROTOCOLS: dict[str, Any] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic,
+}
+_COUNT, _MODELS, _EMBEDDINGS, _EPISODES = "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/v1/episodes"
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+# How an answer is wanted, which is no part of what is asked.
+_MANNER = rb'"stream(?:_options)?"\s*:\s*(?:true|false|null|\{[^}]*\})'
+_MANNERS = re.compile(rb",\s*" + _MANNER + rb"|" + _MANNER + rb"\s*,")
 _log = logging.getLogger("agentgym.gateway")
 
 
-class _Route(NamedTuple):
-    protocol: Any  # a module: `read`, `whole`, `error`
-    stream: type[Stream]
-
-
-_ROUTES = {
-    "/v1/chat/completions": _Route(chat, chat.ChatStream),
-    "/v1/completions": _Route(completions, completions.CompletionStream),
-    "/v1/responses": _Route(responses, responses.ResponseStream),
-    "/v1/messages": _Route(anthropic, anthropic.MessageStream),
-}
-_COUNT, _MODELS, _EMBEDDINGS, _EPISODES = "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/v1/episodes"
-
-
-class Connection(web.RequestHandler[Any]):
-    """A client's connection. It knows whose answer it sent last, until that is known to have arrived or not."""
+class Connection(web.RequestHandler):
+    """A client's connection. It knows whose answer it carries until that is known to have arrived, or not."""
 
     asked: tuple[Episode, Exchange] | None = None
 
     def ask(self, episode: Episode, exchange: Exchange) -> None:
         self.leave(lost=False)  # who asks again has read the answer before
-        exchange.clients[self] = False
-        self.asked = (episode, exchange)
+        if self.transport is not None:
+            exchange.clients[self] = False
+            self.asked = episode, exchange
+
+    def sent(self) -> None:
+        if self.asked is not None and self.transport is not None and not self.transport.is_closing():
+            self.asked[1].clients[self] = True
 
     def leave(self, lost: bool) -> None:
         if self.asked is not None:
@@ -68,10 +70,9 @@ class Connection(web.RequestHandler[Any]):
             episode.left(exchange, self, lost)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        there: socket.socket | None = self.transport.get_extra_info("socket") if self.transport else None
-        # A client that closes without having read all resets the connection.
-        failed = exc is not None or (there is not None and there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-        self.leave(lost=bool(failed))
+        there = self.transport.get_extra_info("socket") if self.transport is not None else None
+        # A client that closes before it has read all resets the connection.
+        self.leave(exc is not None or (there is not None and there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0))
         super().connection_lost(exc)
 
 
@@ -79,14 +80,11 @@ class Gateway:
     """An endpoint for agents; an async context manager. Started again in a folder, it goes on with the episodes there.
 
     Args:
-        backend: what samples.
         folder: gets the record, `calls.jsonl`. One gateway at a time writes there.
-        settings: what is done with settings that tokens could not be trained with.
         limits: of episodes that are opened without their own.
-        admin_key: opens, grades and ends episodes by HTTP; None makes one.
-        passed: endpoints of other models by the names that agents ask for. What they say is not recorded.
-        cost_of: US dollars of a model's usage; None where it has no price.
-        public_url: under which agents reach it, where that is not its own address.
+        admin_key: opens, grades and ends episodes over HTTP; None makes one.
+        passed: endpoints of other models by the names that agents ask for. What they answer is not recorded.
+        cost_of: US dollars of a model's usage (see `Reply.usage`); None where it has no price.
     """
 
     def __init__(
@@ -101,145 +99,143 @@ class Gateway:
         admin_key: str | None = None,
         passed: Mapping[str, Passed] | None = None,
         cost_of: Callable[[str, Mapping[str, int]], float | None] | None = None,
-        public_url: str | None = None,
     ):
-        self.backend, self.folder = backend, Path(folder)
-        self.settings, self.limits = settings, limits
-        self.host, self.port = host, port
-        self.admin_key = admin_key or new_key()
+        self.backend, self.folder, self.settings, self.limits = backend, Path(folder), settings, limits
+        self.host, self.port, self.admin_key = host, port, admin_key or _new_key()
         self.episodes: dict[str, Episode] = {}
-        self._passed = dict(passed or {})
-        self._cost_of = cost_of
-        self._public_url = public_url
+        self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
         self._by_key: dict[str, Episode] = {}
-        self._tools: set[str] = set()  # digests of schemas that are in the record
-        self._digests: dict[int, tuple[Any, str]] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self.schemas: dict[str, list[dict[str, Any]]] = {}  # of tools, by their digests: those in the record
+        self._sampling: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = locks.hold(self.folder)
         self.record = Record(self.folder / FILE)
-        await asyncio.to_thread(self._read_all)
+        self._read_record()
         loop = asyncio.get_running_loop()
 
-        def request(*given: Any) -> web.BaseRequest:
-            return web.BaseRequest(*given, loop, client_max_size=MOST_BYTES)
+        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
 
         self._http = web.Server(self._answer, request_factory=request)
-        options = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0, "lingering_time": 1.0}
-        self._listening = await loop.create_server(lambda: Connection(self._http, **options), self.host, self.port)
+        options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
+        self._listening = await loop.create_server(
+            lambda: Connection(self._http, **options), self.host, self.port, backlog=1024
+        )
         self.port = self._listening.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._listening.close()
-        if self._running:
-            await asyncio.wait(self._running)
+        if self._sampling:
+            await asyncio.wait(self._sampling)
         await self._http.shutdown(1.0)
         for episode in self.episodes.values():
             if news := episode.news():
                 self.record.note({"episode": episode.id, **news})
         await self.record.close()
-        locks.os.close(self._lock)
+        os.close(self._lock)
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return self._public_url or f"http://{host}:{self.port}"
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
-    def _read_all(self) -> None:
+    def _read_record(self) -> None:
         for number, line in enumerate(self.record.lines(), start=1):
             try:
                 if "open" in line:
-                    given = line["key"], Limits(**line["limits"]), line["seed"], line["expires"], line["opened"]
-                    self._know(Episode(line["open"], *given))
+                    opened, expires = line["times"]
+                    limits = Limits(**line["limits"])
+                    self._know(Episode(line["open"], line["key"], limits, opened, expires, line["seed"]))
                 elif "schemas" in line:
-                    self._tools.add(line["tools"])
+                    self.schemas[line["tools"]] = line["schemas"]
                 elif "forget" in line:
-                    self._forget(line["forget"])
+                    self._drop(line["forget"])
                 elif "passed" not in line:
                     self.episodes[line["episode"]].read(line)
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{self.record.path}:{number}: not a line of a record: {error!r}") from error
 
-    def _know(self, episode: Episode) -> None:
-        self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
-
     # ---- what a run does with episodes
 
     async def open(
-        self, id: str | None = None, limits: Limits | None = None, seed: int | None = None, seconds: float = EXPIRES_SECONDS
+        self,
+        id: str | None = None,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        seconds: float = EXPIRES_SECONDS,
     ) -> tuple[Episode, str]:
-        """A new episode and its key, which works for so many seconds. By a `seed` its calls have seeds of their own.
+        """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
-        ValueError: there is one of this id.
+        ValueError: there is an episode of this id. RecordError: it cannot be recorded.
         """
         id = id or secrets.token_hex(8)
         if id in self.episodes:
             raise ValueError(f"there is an episode {id!r} already")
-        key, now = new_key(), time.time()
-        episode = Episode(id, _digest(key), limits or self.limits, seed, now + seconds, now)
+        key, now = _new_key(), time.time()
+        episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
         self._know(episode)
         try:
             await self.record.write(episode.opening())
         except RecordError:
-            self._forget(id)
+            self._drop(id)
             raise
         return episode, key
 
     async def reward(self, id: str, reward: float, metrics: Mapping[str, float] | None = None) -> None:
-        """Set an episode's reward; the last one counts. KeyError: there is no such episode. Raises RecordError."""
-        line = {"episode": self.episodes[id].id, "reward": reward, "metrics": dict(metrics or {})}
-        await self.record.write(line)
-        self.episodes[id].read(line)
+        """Set an episode's reward; the last one counts. KeyError: there is no such episode."""
+        await self._tell(id, {"reward": reward, "metrics": dict(metrics or {})})
 
     async def end(self, id: str, reason: str = "ended", complete: bool = True) -> None:
-        """Answer no more calls of an episode; an incomplete one is not to be trained on. Raises as `reward`."""
-        line = {"episode": self.episodes[id].id, "end": reason, "complete": complete, **self.episodes[id].news()}
-        await self.record.write(line)
-        self.episodes[id].read(line)
+        """Answer no more calls of an episode. One that is not complete is not to be trained on."""
+        await self._tell(id, {"end": reason, "complete": complete, **self.episodes[id].news()})
 
     def forget(self, id: str) -> None:
         """Give an episode's memory back. It stays in the record."""
-        self._forget(id)
+        self._drop(id)
         self.record.note({"forget": id})
 
-    def _forget(self, id: str) -> None:
+    async def _tell(self, id: str, news: dict[str, Any]) -> None:
+        episode = self.episodes[id]
+        await self.record.write({"episode": id, **news})
+        episode.read(news)
+
+    def _know(self, episode: Episode) -> None:
+        self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
+
+    def _drop(self, id: str) -> None:
         del self._by_key[self.episodes.pop(id).key_digest]
 
     # ---- HTTP
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        path, key = request.path, None
+        path, key = request.path, _key_of(request)
         if path.startswith("/episodes/"):
             key, _, path = path.removeprefix("/episodes/").partition("/")
             path = f"/{path}"
-        protocol = _ROUTES[path].protocol if path in _ROUTES else anthropic if path == _COUNT else chat
         try:
             if path.startswith(_EPISODES):
                 return await self._admin(request, path.removeprefix(_EPISODES).strip("/"))
-            return await self._served(request, path, self._episode(request, key))
+            episode = self._by_key.get(_digest(key))
+            if episode is None or episode.expires < time.time():
+                raise Refused(401, "no episode has this key, or it has expired", "invalid_api_key")
+            return await self._served(request, path, episode)
         except RecordError as error:
-            refused = Refused(507, f"nothing is answered that is not recorded, and {error}", "record")
+            refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:
             refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
         except RecursionError:
             refused = Refused(400, "the request is nested too deeply")
         except Refused as error:
             refused = error
+        protocol = anthropic if path.startswith("/v1/messages") else chat
         return web.json_response(protocol.error(refused), status=refused.status)
 
-    def _episode(self, request: web.BaseRequest, key: str | None) -> Episode:
-        found = self._by_key.get(_digest(key if key is not None else _key_of(request)))
-        if found is None or found.expires < time.time():
-            raise Refused(401, "no episode has this key, or it has expired", "invalid_api_key")
-        return found
-
     async def _served(self, request: web.BaseRequest, path: str, episode: Episode) -> web.StreamResponse:
-        if path == _MODELS and request.method == "GET":
-            return web.json_response(self._models("anthropic-version" in request.headers))
-        if request.method != "POST" or path not in (*_ROUTES, _COUNT, _EMBEDDINGS):
+        if (request.method, path) == ("GET", _MODELS):
+            return web.json_response(self._models())
+        if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS):
             raise Refused(404, f"{request.method} {path:.100} is not served here")
         raw = await request.read()
         body = _object(raw)
@@ -250,136 +246,123 @@ class Gateway:
         if path == _EMBEDDINGS:
             raise Refused(404, f"no model {body.get('model')!r:.80} is served here", "model_not_found")
         if path == _COUNT:
-            (call,) = self._read(anthropic, body, episode)
+            (call,) = self._calls(anthropic, body, episode)
             return web.json_response({"input_tokens": await self.backend.count(call)})
         exchange = self._exchange(request, path, raw, body, episode)
+        protocol = _PROTOCOLS[path]
         if body.get("stream") is True:
-            return await self._stream(request, episode, exchange, _ROUTES[path].stream(body, exchange))
-        await exchange.news(1 << 60)
-        if exchange.error is not None:
-            raise exchange.error
-        response = web.json_response(_ROUTES[path].protocol.whole(body, exchange))
-        await response.prepare(request)
-        await response.write_eof()
-        _sent(request, episode, exchange)
+            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.PING)
+        else:
+            await exchange.news()
+            if exchange.error is not None:
+                raise exchange.error
+            response = web.json_response(protocol.whole(body, exchange))
+            await response.prepare(request)
+            await response.write_eof()
+        if exchange.error is None and isinstance(request.protocol, Connection):
+            request.protocol.sent()
         return response
 
-    def _models(self, of_anthropic: bool) -> dict[str, Any]:
-        if of_anthropic:
-            data = [{"type": "model", "id": id, "display_name": id, "created_at": "1970-01-01T00:00:00Z"} for id in self._names()]
-            return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
-        data = [{"id": id, "object": "model", "created": 0, "owned_by": "agentgym"} for id in self._names()]
-        return {"object": "list", "data": data}
+    def _models(self) -> dict[str, Any]:
+        """In the forms of both protocols."""
+        names = [*self.backend.models, *self._passed]
+        old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
+        data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
+        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
-    def _names(self) -> list[str]:
-        return [*self.backend.models, *self._passed]
-
-    def _read(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
+    def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
         try:
             calls: list[ModelCall] = protocol.read(body, episode)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise Refused(400, f"the request does not have this protocol's form: {error!r:.200}") from error
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
         for call in calls:
-            left_out, call.after = call.changed, episode.tree.last_said(call.messages)
+            call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
             self.settings.settle(call, self.backend)
-            call.changed += left_out
         return calls
 
     def _exchange(
         self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
     ) -> Exchange:
         """The exchange of a request: one that it is a retry of, or a new one, which is begun."""
-        digest = hashlib.blake2b(path.encode() + _STREAMED.sub(b"", raw), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
         key = request.headers.get("Idempotency-Key")
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         exchange = episode.find(digest, again, key)
         if exchange is None:
-            protocol = _ROUTES[path].protocol
-            calls = [
-                ModelCall(**vars(call) | {"used": dict(call.used)}) if copy else call
-                for call in self._read(protocol, body, episode)
-                for copy in range(call.used.pop("n", 1))
-            ]
-            exchange = episode.begin(digest, key, calls)
-            exchange.instructed = protocol is responses and bool(body.get("instructions"))
-            task = asyncio.create_task(self._sample(episode, exchange, path, str(body.get("model", ""))))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-        if isinstance(request.protocol, Connection):  # else the client has left
+            read = self._calls(_PROTOCOLS[path], body, episode)
+            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
+            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
+            task = asyncio.create_task(self._sample(episode, exchange, path))
+            self._sampling.add(task)
+            task.add_done_callback(self._sampling.discard)
+        if isinstance(request.protocol, Connection):
             request.protocol.ask(episode, exchange)
         return exchange
 
-    async def _sample(self, episode: Episode, exchange: Exchange, path: str, model: str) -> None:
+    async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
         try:
-            if exchange.limit is not None:
-                answers, cost, lines = episode.polite(exchange), 0.0, []
-            else:
-                answers, cost, lines = await self._sampled(episode, exchange)
-            name = path.removeprefix("/v1/")
-            await self.record.write(*lines, episode.line(exchange, name, model, answers, cost))
-            self._tools.update(line["tools"] for line in lines)
-            episode.answered(exchange, answers, cost)
+            calls = await self._sampled(episode, exchange)
+            new = {call.tools: asked.tools for call, asked in zip(calls, exchange.asked, strict=True) if asked.tools}
+            new = {digest: tools for digest, tools in new.items() if digest not in self.schemas}
+            cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
+            schemas = [{"tools": digest, "schemas": tools} for digest, tools in new.items()]
+            await self.record.write(*schemas, episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
+            self.schemas |= new
+            episode.answered(exchange, calls, cost)
         except Refused as error:
             episode.failed(exchange, error)
         except RecordError as error:
-            episode.failed(exchange, Refused(507, f"nothing is answered that is not recorded, and {error}", "record"))
+            episode.failed(exchange, _unrecorded(error))
         except Exception as error:
             _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
             episode.failed(exchange, Refused(500, f"the engine failed: {error!r:.500}", "engine"))
 
-    async def _sampled(self, episode: Episode, exchange: Exchange) -> tuple[list[Call], float, list[dict[str, Any]]]:
-        """The answers of an exchange, what they cost, and the lines of schemas that the record does not have."""
+    async def _sampled(self, episode: Episode, exchange: Exchange) -> list[Call]:
+        if exchange.limit is not None:
+            return episode.polite(exchange)
 
-        async def answered(place: int, call: ModelCall) -> Call:
+        async def one(place: int, call: ModelCall) -> Call:
+            said = {kind: "" for kind, _ in parts_of({"content": ""})}
+
             def told(kind: str, text: str) -> None:
+                said[kind] += text
                 exchange.tell(place, kind, text)
 
             answer = await self.backend.answer(call, episode.id, told)
-            return episode.tree.grown(exchange.number + place, call, answer, self._digest_of(call.tools))
+            for kind, whole in parts_of(answer.message):
+                if not whole.startswith(said[kind]):
+                    raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
+            digest = hashlib.blake2b(json.dumps(call.tools).encode(), digest_size=12).hexdigest() if call.tools else ""
+            return episode.tree.grown(exchange.number + place, call, answer, digest)
 
-        calls = exchange.calls
-        if len(calls) == 1:
-            answers = [await answered(0, calls[0])]
-        else:
-            answers = await asyncio.gather(*(answered(place, call) for place, call in enumerate(calls)))
-        cost = 0.0
-        if self._cost_of is not None:
-            cost = sum(self._cost_of(self.backend.models[0], answer.usage) or 0.0 for answer in answers)
-        new = {answer.tools: call.tools for answer, call in zip(answers, calls, strict=True) if answer.tools}
-        lines = [{"tools": digest, "schemas": tools} for digest, tools in new.items() if digest not in self._tools]
-        return answers, cost, lines
-
-    def _digest_of(self, tools: list[dict[str, Any]]) -> str:
-        return hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=12).hexdigest() if tools else ""
+        if len(exchange.asked) == 1:
+            return [await one(0, exchange.asked[0])]
+        return list(await asyncio.gather(*(one(place, call) for place, call in enumerate(exchange.asked))))
 
     async def _stream(
-        self, request: web.BaseRequest, episode: Episode, exchange: Exchange, stream: Stream
+        self, request: web.BaseRequest, exchange: Exchange, stream: Stream, ping: bytes
     ) -> web.StreamResponse:
-        """Send what is told while it is told, and the end once it is on disk. An early error still has its own status."""
+        """Send what is told while it is told, and the end once it is on disk. An error before that has its own status."""
         response: web.StreamResponse | None = None
         seen = 0
         while True:
             await exchange.news(seen, PING_SECONDS)
-            pieces, seen = exchange.pieces[seen:], max(seen, len(exchange.pieces))
+            pieces = exchange.pieces[seen:]
+            seen += len(pieces)
+            out = b"".join(stream.tell(*piece) for piece in pieces)
             if response is None:
                 if exchange.error is not None:
                     raise exchange.error
-                response = web.StreamResponse(headers=_STREAM)
+                response = web.StreamResponse(headers=_EVENTS)
                 await response.prepare(request)
-                await response.write(stream.begin() or Stream.PING)
-            out = b"".join(stream.piece(*piece) for piece in pieces)
-            if exchange.error is not None:
-                out += stream.failed(exchange.error)
-            elif exchange.done:
-                out += stream.end()
-            await response.write(out or stream.PING)
+                out = stream.begin() + out
             if exchange.done:
-                break
-        await response.write_eof()
-        if exchange.error is None:
-            _sent(request, episode, exchange)
-        return response
+                out += stream.end() if exchange.error is None else stream.failed(exchange.error)
+            await response.write(out or ping)
+            if exchange.done:
+                await response.write_eof()
+                return response
 
     # ---- the run's own routes
 
@@ -389,35 +372,31 @@ class Gateway:
         id, _, verb = path.partition("/")
         body = _object(await request.read() or b"{}")
         try:
-            if request.method == "POST" and not id:
-                return web.json_response(await self._opened(body))
+            if (request.method, path) == ("POST", ""):
+                limits = Limits(**body["limits"]) if "limits" in body else None
+                seconds = float(body.get("expires_seconds", EXPIRES_SECONDS))
+                episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
+                return web.json_response({"key": key, **self.addresses(key), **episode.to_json()})
             if id not in self.episodes:
                 raise Refused(404, f"there is no episode {id!r:.80}")
             if (request.method, verb) == ("POST", "reward"):
-                reward = body.get("reward")
-                if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                    raise ValueError(f"reward is a number, not {reward!r:.50}")
-                await self.reward(id, reward, body.get("metrics"))
+                if not math.isfinite(body["reward"]):
+                    raise ValueError(f"reward is a number, not {body['reward']!r:.50}")
+                await self.reward(id, body["reward"], body.get("metrics"))
             elif (request.method, verb) == ("POST", "end"):
                 await self.end(id, str(body.get("reason", "ended")), body.get("complete", True) is True)
             elif (request.method, verb) != ("GET", ""):
                 raise Refused(404, f"{request.method} {request.path:.100} is not served here")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
 
-    async def _opened(self, body: dict[str, Any]) -> dict[str, Any]:
-        limits = Limits(**body["limits"]) if "limits" in body else None
-        given = body.get("id"), limits, body.get("seed"), float(body.get("expires_seconds", EXPIRES_SECONDS))
-        episode, key = await self.open(*given)
-        return {"id": episode.id, "key": key, **self.addresses(key), "expires": episode.expires}
-
     def addresses(self, key: str) -> dict[str, str]:
-        """Where an agent reaches its episode: with the key beside, or with the key in the address."""
+        """Where agents find an episode: with its key as the API key, or with the key in the address."""
         return {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
 
 
-def new_key() -> str:
+def _new_key() -> str:
     return f"ag-{secrets.token_urlsafe(24)}"
 
 
@@ -426,9 +405,8 @@ def _digest(key: str) -> str:
 
 
 def _key_of(request: web.BaseRequest) -> str:
-    headers = request.headers
-    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
-    return headers.get("x-api-key") or headers.get("api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
+    bearer = request.headers.get("Authorization", "").partition(" ")[2].strip()
+    return request.headers.get("x-api-key") or request.headers.get("api-key") or bearer
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -441,7 +419,5 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _sent(request: web.BaseRequest, episode: Episode, exchange: Exchange) -> None:
-    connection, transport = request.protocol, request.transport
-    if isinstance(connection, Connection) and connection.asked and transport is not None and not transport.is_closing():
-        episode.sent(exchange, connection)
+def _unrecorded(error: RecordError) -> Refused:
+    return Refused(507, f"nothing is answered that is not recorded: {error}", "record")

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.messages import text_of
-from agentgym.gateway.calls import REASONING, TEXT, Refused
+from agentgym.gateway.calls import REASONING, TEXT, Refused, parts_of
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Exchange
@@ -43,15 +42,14 @@ class Stream:
         return out + self._step("delta", answer, kind, text)
 
     def end(self) -> bytes:
-        """What was not told yet, and the end. ValueError if an answer does not begin with what was told of it."""
+        """What was not told yet, and the end."""
         out = []
         for number, answer in enumerate(self._exchange.answers):
             said, calls = self._said.setdefault(number, {}), answer.message.get("tool_calls") or ()
-            for kind, whole in ((REASONING, answer.message.get("reasoning_content") or ""), (TEXT, text_of(answer.message))):
-                if not whole.startswith(begun := said.get(kind, "")):
-                    raise ValueError(f"the {kind} of an answer does not begin with what was told of it")
-                if len(whole) > len(begun) or (kind == TEXT and TEXT not in said and not calls):
-                    out.append(self.tell(number, kind, whole[len(begun) :]))
+            for kind, whole in parts_of(answer.message):
+                rest = whole[len(said.get(kind, "")) :]
+                if rest or (kind == TEXT and TEXT not in said and not calls):
+                    out.append(self.tell(number, kind, rest))
             out.append(self._close(number))
             for place, call in enumerate(calls):
                 self._block += 1
