@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.messages import Message, text_of
-from agentgym.gateway.calls import (
-    REASONING,
-    ModelAnswer,
-    ModelCall,
-    Refused,
-    function_tool,
-    plain_message,
-    settings_of,
-    tool_call,
-)
+from agentgym.core.messages import Message
+from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
+from agentgym.gateway.forms import Body, Events, call_of, plain_message, tool_call
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-_APART = ["model", "messages", "system", "tools", "tool_choice", "stream", "container", "mcp_servers", "betas"]
-_APART += ["cache_control", "context_management", "output_config", "inference_geo", "speed", "diagnostics"]
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+ping = b'event: ping\ndata: {"type": "ping"}\n\n'
+_APART = ["messages", "system", "container", "mcp_servers", "betas", "cache_control", "context_management"]
+_APART += ["output_config", "inference_geo", "speed", "diagnostics"]
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
-# ---- requests
-
-
-def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
-    messages: list[Message] = []
-    if system := body.get("system"):
-        messages.append(plain_message({"role": "system", "content": _parts(system, "system")}, "system"))
+def read(body: Body, episode: Episode) -> list[ModelCall]:
+    system = {"role": "system", "content": body.get("system")}
+    messages = [plain_message(system, "system")] if system["content"] else []
     for place, message in enumerate(body["messages"]):
         messages += _messages(message, f"messages.{place}", episode)
-    settings = settings_of(body, _APART, stop_sequences="stop")
-    choice = body.get("tool_choice") or {}
-    if choice.get("type") == "tool":
-        settings["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
-    elif choice:
-        settings["tool_choice"] = _CHOICES[choice["type"]]
-    if choice.get("disable_parallel_tool_use"):
-        settings["parallel_tool_calls"] = False
-    given = body.get("tools") or []
-    tools = [
-        function_tool(tool["name"], tool.get("description"), tool["input_schema"])
-        for tool in given
-        if "input_schema" in tool
-    ]
-    # Schemas of the others are known to Anthropic's models alone.
-    left_out = [f"tool {tool['type']}" for tool in given if "input_schema" not in tool]
-    return [ModelCall(str(body.get("model", "")), messages, tools=tools, settings=settings, changed=left_out)]
+    return [call_of(body, _APART, messages)]
 
 
 def _messages(given: Any, where: str, episode: Episode) -> list[Message]:
@@ -65,64 +35,39 @@ def _messages(given: Any, where: str, episode: Episode) -> list[Message]:
     message: Message = {"role": given["role"], "content": [], "reasoning_content": "", "tool_calls": []}
     for block in given["content"]:
         if block["type"] == "tool_result":
-            content = _parts(block.get("content") or "", where)
-            found.append(
-                plain_message({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}, where)
-            )
+            result = {"role": "tool", "tool_call_id": block["tool_use_id"], "content": block.get("content") or ""}
+            found.append(plain_message(result, where))
         elif block["type"] == "tool_use":
             arguments = episode.arguments_of(block["id"], block["input"])
             message["tool_calls"].append(tool_call(block["id"], block["name"], arguments))
         elif block["type"] == "thinking":
             message["reasoning_content"] += block["thinking"]
         else:
-            message["content"] += _parts([block], where)
+            message["content"].append(block)
     if message["content"] or message["role"] == "assistant":
         found.append(plain_message(message, where))
     return found
 
 
-def _parts(given: Any, where: str) -> Any:
-    if isinstance(given, str):
-        return given
-    parts: list[dict[str, Any]] = []
-    for block in given:
-        if block["type"] == "text":
-            parts.append({"type": "text", "text": block["text"]})
-        elif block["type"] == "image":
-            source = block["source"]
-            url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
-            parts.append({"type": "image_url", "image_url": {"url": url}})
-        else:
-            raise Refused(400, f"{where}: content of the type {block['type']!r:.50} is not known here")
-    return parts
-
-
-# ---- answers
-
-
-def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     (answer,) = exchange.answers
+    told = dict(answer.parts())
     content: list[dict[str, Any]] = []
-    if thought := answer.message.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": thought, "signature": exchange.id})
-    if text := text_of(answer.message):
-        content.append({"type": "text", "text": text})
+    if told[REASONING]:
+        content.append({"type": "thinking", "thinking": told[REASONING], "signature": exchange.id})
+    if told[TEXT]:
+        content.append({"type": "text", "text": told[TEXT]})
     content += [_used(call) for call in answer.message.get("tool_calls") or ()]
     return {**_head(body, exchange), "content": content, **_reason(answer), "usage": _usage(answer)}
 
 
-def _head(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "id": f"msg_{exchange.id}",
-        "type": "message",
-        "role": "assistant",
-        "model": body.get("model"),
-        "content": [],
-    }
-    return {**made, "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
+def _head(body: Body, exchange: Exchange) -> dict[str, Any]:
+    made = {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", "model": body.get("model")}
+    empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    return {**made, **empty, "usage": {"input_tokens": 0, "output_tokens": 0}}
 
 
-def _used(call: Mapping[str, Any]) -> dict[str, Any]:
+def _used(call: Body) -> dict[str, Any]:
     """A tool call as a block. Arguments that are no JSON object, which it cannot carry, come under a name of their own."""
     said = call["function"]["arguments"]
     try:
@@ -139,8 +84,8 @@ def _reason(answer: ModelAnswer) -> dict[str, Any]:
 
 
 def _usage(answer: ModelAnswer) -> dict[str, int]:
-    cached = answer.usage.get("cached_tokens", 0)
-    counts = {"input_tokens": answer.usage.get("prompt_tokens", 0) - cached, "cache_read_input_tokens": cached}
+    cached, read_ = answer.usage.get("cached_tokens", 0), answer.usage.get("prompt_tokens", 0)
+    counts = {"input_tokens": read_ - cached, "cache_read_input_tokens": cached}
     return {**counts, "output_tokens": answer.usage.get("completion_tokens", 0)}
 
 
@@ -149,9 +94,7 @@ def error(refused: Refused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(refused)}}
 
 
-def events(
-    body: Mapping[str, Any], exchange: Exchange, step: str, answer: int, block: int, *data: Any
-) -> Iterator[tuple[str, Any]]:
+def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
     def start(content: Any) -> tuple[str, Any]:
         return "content_block_start", {"index": block, "content_block": content}
 

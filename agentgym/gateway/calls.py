@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from agentgym.core.messages import Message, problem_of, text_of
+from agentgym.core.messages import Message, text_of
 from agentgym.core.trajectory import Tokens
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{"top_k": (0, -1), "logit_bias": ({},), "suffix": ("",)},
     **{"tool_choice": ("auto", "none"), "response_format": ({"type": "text"},)},
 }
-# Of a client's own use: no model sees them.
-_BOOKKEEPING = ["user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"]
-_BOOKKEEPING += ["prompt_cache_key", "prompt_cache_retention"]
 
 
 class Refused(Exception):
@@ -48,8 +45,8 @@ class ModelCall:
         settings, used: as asked, by OpenAI's names, and as the backend is to use them.
         changed: names of settings that were not honoured.
         unusable: names of settings that were honoured, so that the tokens cannot be trained on.
+        streams: whether the client reads the answer while it is sampled.
         after: the call of the episode whose messages and answer these messages begin with.
-        streams: a client reads the answer while it is sampled.
     """
 
     model: str
@@ -60,8 +57,8 @@ class ModelCall:
     used: dict[str, Any] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
-    after: Call | None = None
     streams: bool = False
+    after: Call | None = None
 
 
 @dataclass
@@ -81,6 +78,9 @@ class ModelAnswer:
     finish_reason: str = "stop"
     stop: str | None = None
     more: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        return (REASONING, self.message.get("reasoning_content") or ""), (TEXT, text_of(self.message))
 
 
 class Backend(Protocol):
@@ -140,57 +140,5 @@ class Settings:
     def _fits(self, name: str, value: Any, backend: Backend) -> bool:
         if name == "model":
             return value in backend.models
-        if self.temperature is None or name in _FREE or value in _NEUTRAL.get(name, ()):
-            return True
-        return bool(name == "temperature" and value == self.temperature)
-
-
-def settings_of(body: Mapping[str, Any], apart: Collection[str], **names: str) -> dict[str, Any]:
-    """The settings in a request's body: all that is not `apart`, by OpenAI's `names`. Raises `Refused`."""
-    names["max_completion_tokens"] = "max_tokens"
-    left_out = [*apart, *_BOOKKEEPING]
-    settings = {
-        names.get(name, name): value for name, value in body.items() if value is not None and name not in left_out
-    }
-    for name in ("max_tokens", "n"):
-        number = settings.get(name, 1)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise Refused(400, f"{name} is a whole number from 1 on, not {number!r:.50}")
-    if isinstance(settings.get("stop"), str):
-        settings["stop"] = [settings["stop"]]
-    return settings
-
-
-def plain_message(given: Any, where: str) -> Message:
-    """A chat message as messages are compared: without empty fields, a lone part of text as text. Raises `Refused`."""
-    if not isinstance(given, Mapping):
-        raise Refused(400, f"{where}: a message is an object, not {type(given).__name__}")
-    message: Message = {name: value for name, value in given.items() if value not in (None, [], {}, "")}
-    if message.get("role") == "developer":
-        message["role"] = "system"
-    content = given.get("content")
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict) and "text" in content[0]:
-        content = content[0]["text"]
-    message["content"] = content or "" if message.get("role") == "assistant" else content
-    if thought := message.pop("reasoning", None):
-        message["reasoning_content"] = thought
-    if problem := problem_of(message):
-        raise Refused(400, f"{where}: {problem}")
-    if called := message.get("tool_calls"):
-        parts = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in called]
-        message["tool_calls"] = [tool_call(*each) for each in parts]
-    return message
-
-
-def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    about = {"description": description} if description else {}
-    return {"type": "function", "function": {"name": name, **about, "parameters": parameters or {"type": "object"}}}
-
-
-def parts_of(message: Message) -> tuple[tuple[str, str], ...]:
-    """An answer's reasoning and its text."""
-    return (REASONING, message.get("reasoning_content") or ""), (TEXT, text_of(message))
+        free = self.temperature is None or name in _FREE or value in _NEUTRAL.get(name, ())
+        return bool(free or (name == "temperature" and value == self.temperature))

@@ -1,33 +1,29 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions, and what its other protocols share with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgym.gateway.calls import REASONING, ModelAnswer, ModelCall, Refused, plain_message, settings_of
-from agentgym.gateway.streams import DONE
+from agentgym.gateway.calls import REASONING, ModelAnswer, ModelCall, Refused
+from agentgym.gateway.forms import DONE, PING, Body, Events, call_of, plain_message
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-PING = b": ping\n\n"
-_APART = ("model", "messages", "tools", "stream", "stream_options")
+ping = PING
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _DETAILS = (("prompt", "cached_tokens"), ("completion", "reasoning_tokens"))
 
 
-def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
-    if "functions" in body or not isinstance(body.get("messages"), list) or not body["messages"]:
+def read(body: Body, episode: Episode) -> list[ModelCall]:
+    if not body.get("messages") or "functions" in body:
         raise Refused(400, "messages is a list of at least one message, and functions are given as tools")
     messages = [plain_message(each, f"messages[{place}]") for place, each in enumerate(body["messages"])]
-    tools = body.get("tools") or []
-    if any(not isinstance(tool["function"]["name"], str) for tool in tools):
-        raise Refused(400, "tools is a list of functions")
-    return [ModelCall(str(body.get("model", "")), messages, tools=tools, settings=settings_of(body, _APART))]
+    return [call_of(body, ("messages",), messages)]
 
 
-def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     choices = []
     for place, answer in enumerate(exchange.answers):
         content = answer.message["content"] or (None if answer.message.get("tool_calls") else "")
@@ -36,8 +32,9 @@ def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
     return {**head(body, exchange, "chat.completion"), "choices": choices, "usage": usage(exchange.answers)}
 
 
-def head(body: Mapping[str, Any], exchange: Exchange, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{exchange.id}", "object": kind, "created": int(exchange.began), "model": body.get("model")}
+def head(body: Body, exchange: Exchange, kind: str) -> dict[str, Any]:
+    id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{exchange.id}"
+    return {"id": id, "object": kind, "created": int(exchange.began), "model": body.get("model")}
 
 
 def usage(answers: Sequence[ModelAnswer], prompts: int = 1) -> dict[str, Any]:
@@ -56,30 +53,24 @@ def error(refused: Refused) -> dict[str, Any]:
     return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
 
 
-def events(
-    body: Mapping[str, Any], exchange: Exchange, step: str, answer: int, block: int, *data: Any
-) -> Iterator[tuple[str, Any]]:
+def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
     """Chunks: the first of each answer has its role, the last its finish reason."""
-    chunk = head(body, exchange, "chat.completion.chunk")
+    made = head(body, exchange, "chat.completion.chunk")
 
-    def piece(place: int, delta: dict[str, Any], reason: str | None = None) -> tuple[str, Any]:
-        return "", {**chunk, "choices": [{"index": place, "delta": delta, "finish_reason": reason}]}
+    def chunk(place: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> tuple[str, Any]:
+        return "", {**made, "choices": [{"index": place, "delta": delta, "finish_reason": reason, **more}]}
 
     if step == "begin":
-        yield from (
-            piece(place, {"role": "assistant", "content": ""}) for place in range(len(exchange.asked or exchange.calls))
-        )
+        count = len(exchange.asked or exchange.calls)
+        yield from (chunk(place, {"role": "assistant", "content": ""}) for place in range(count))
     elif step == "delta":
-        yield piece(answer, {"reasoning_content" if data[0] == REASONING else "content": data[1]})
+        yield chunk(answer, {"reasoning_content" if data[0] == REASONING else "content": data[1]})
     elif step == "call":
-        yield piece(answer, {"tool_calls": [{"index": data[0], **data[1]}]})
+        yield chunk(answer, {"tool_calls": [{"index": data[0], **data[1]}]})
     elif step == "failed":
         yield "", error(data[0])
     elif step == "end":
-        for place, each in enumerate(exchange.answers):
-            last = piece(place, {}, each.finish_reason)
-            last[1]["choices"][0] |= each.more
-            yield last
+        yield from (chunk(n, {}, each.finish_reason, **each.more) for n, each in enumerate(exchange.answers))
         if (body.get("stream_options") or {}).get("include_usage"):
-            yield "", {**chunk, "choices": [], "usage": usage(exchange.answers)}
+            yield "", {**made, "choices": [], "usage": usage(exchange.answers)}
         yield "", DONE

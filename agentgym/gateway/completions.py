@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentgym.gateway import chat
-from agentgym.gateway.calls import TEXT, ModelCall, Refused, settings_of
+from agentgym.gateway.calls import TEXT, ModelCall, Refused
+from agentgym.gateway.forms import DONE, PING, Body, Events, call_of
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-PING, error = chat.PING, chat.error
+ping, error = PING, chat.error
 _DEFAULT_TOKENS = 16
 
 
-def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
-    settings = {"max_tokens": _DEFAULT_TOKENS, **settings_of(body, ("model", "prompt", "stream", "stream_options"))}
-    return [ModelCall(str(body.get("model", "")), prompt=prompt, settings=settings) for prompt in _prompts(body)]
+def read(body: Body, episode: Episode) -> list[ModelCall]:
+    full = {"max_tokens": _DEFAULT_TOKENS, **body}
+    return [call_of(full, ("prompt",), [], prompt=prompt) for prompt in _prompts(body)]
 
 
-def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
+def _prompts(body: Body) -> list[Any]:
     given = body.get("prompt")
-    prompts: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
     for prompt in prompts:
         ids = isinstance(prompt, list) and prompt and all(isinstance(id, int) and 0 <= id < 1 << 31 for id in prompt)
         if not (ids or isinstance(prompt, str)):
@@ -30,37 +30,26 @@ def _prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     return prompts
 
 
-def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
-    choices = [
-        {
-            "index": place,
-            "text": each.message["content"],
-            "finish_reason": each.finish_reason,
-            "logprobs": None,
-            **each.more,
-        }
-        for place, each in enumerate(exchange.answers)
-    ]
+def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
+    choices = []
+    for place, answer in enumerate(exchange.answers):
+        said = {"index": place, "text": answer.message["content"], "finish_reason": answer.finish_reason}
+        choices.append({**said, "logprobs": None, **answer.more})
     usage = chat.usage(exchange.answers, len(_prompts(body)))
     return {**chat.head(body, exchange, "text_completion"), "choices": choices, "usage": usage}
 
 
-def events(
-    body: Mapping[str, Any], exchange: Exchange, step: str, answer: int, block: int, *data: Any
-) -> Iterator[tuple[str, Any]]:
+def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
     made = chat.head(body, exchange, "text_completion")
-
-    def piece(place: int, text: str, reason: str | None, **more: Any) -> tuple[str, Any]:
-        choice = {"index": place, "text": text, "finish_reason": reason, "logprobs": None, **more}
-        return "", {**made, "choices": [choice]}
-
+    empty = {"text": "", "finish_reason": None, "logprobs": None}
     if step == "delta" and data[0] == TEXT:
-        yield piece(answer, data[1], None)
+        yield "", {**made, "choices": [{"index": answer, **empty, "text": data[1]}]}
     elif step == "failed":
         yield "", error(data[0])
     elif step == "end":
         for place, each in enumerate(exchange.answers):
-            yield piece(place, "", each.finish_reason, **each.more)
+            choice = {"index": place, **empty, "finish_reason": each.finish_reason, **each.more}
+            yield "", {**made, "choices": [choice]}
         if (body.get("stream_options") or {}).get("include_usage"):
             yield "", {**made, "choices": [], "usage": chat.usage(exchange.answers, len(_prompts(body)))}
-        yield "", "[DONE]"
+        yield "", DONE

@@ -178,12 +178,13 @@ class Episode:
 
     def arguments_of(self, id: str, value: Any) -> str:
         """A tool call's arguments as they were sampled, from a protocol that carries only their value; else as JSON."""
-        said = self._arguments.get(id, "")
+        said, told = self._arguments.get(id), json.dumps(value, ensure_ascii=False)
+        if said is None or list(value.values()) == [said]:  # what fits no schema comes as a text in an object
+            return said or told
         try:
-            same = json.dumps(json.loads(said)) == json.dumps(value)
+            return said if json.dumps(json.loads(said), ensure_ascii=False) == told else told
         except ValueError:
-            same = value == {"arguments": said}
-        return said if same else json.dumps(value, ensure_ascii=False)
+            return told
 
     # ---- answers
 

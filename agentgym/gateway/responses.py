@@ -4,69 +4,42 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentgym.core.messages import Message, text_of
+from agentgym.core.messages import Message
 from agentgym.gateway import chat
-from agentgym.gateway.calls import (
-    REASONING,
-    ModelAnswer,
-    ModelCall,
-    Refused,
-    function_tool,
-    plain_message,
-    settings_of,
-    tool_call,
-)
+from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
+from agentgym.gateway.forms import CUSTOM, PING, Body, Events, call_of, plain_message, tool_call
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-PING, error = chat.PING, chat.error
-_APART = ["model", "input", "instructions", "tools", "stream", "stream_options", "previous_response_id", "include"]
-_APART += ["truncation", "background", "conversation", "text", "reasoning", "tool_choice", "client_metadata"]
-_ECHOED = ["model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning", "temperature"]
-_INPUT = "input"  # the only argument of a custom tool
-_SCHEMA = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+ping, error = PING, chat.error
+_APART = ["input", "instructions", "previous_response_id", "include", "truncation", "background", "conversation"]
+_APART += ["text", "reasoning", "client_metadata", "max_tool_calls"]
+_ECHOED = ["model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning"]
+_ECHOED += ["temperature", "top_p"]
 
 
 # ---- requests
 
 
-def read(body: Mapping[str, Any], episode: Episode) -> list[ModelCall]:
+def read(body: Body, episode: Episode) -> list[ModelCall]:
     if body.get("background") or body.get("conversation"):
         raise Refused(400, "background and conversation are not supported here")
     given = body.get("input") or []
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-    messages = [*system, *_before(body, episode), *_messages(items, episode)]
-    settings = settings_of(body, _APART, max_output_tokens="max_tokens")
+    call = call_of(body, _APART, [*system, *_before(body, episode), *_messages(items, episode)])
     if effort := (body.get("reasoning") or {}).get("effort"):
-        settings["reasoning_effort"] = effort
+        call.settings["reasoning_effort"] = effort
     form = dict((body.get("text") or {}).get("format") or {"type": "text"})
-    if form["type"] != "text":
-        kind = form.pop("type")
-        settings["response_format"] = {"type": kind, **({kind: form} if form else {})}
-    choice = body.get("tool_choice")
-    if choice is not None:
-        named = isinstance(choice, dict) and "name" in choice
-        settings["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
-    tools = [
-        function_tool(
-            tool["name"], tool.get("description"), tool["parameters"] if tool["type"] == "function" else _SCHEMA
-        )
-        for tool in body.get("tools") or ()
-        if tool["type"] in ("function", "custom")
-    ]
-    # The others are run by OpenAI's own servers.
-    left_out = [
-        f"tool {each['type']}" for each in body.get("tools") or () if each["type"] not in ("function", "custom")
-    ]
-    return [ModelCall(str(body.get("model", "")), messages, tools=tools, settings=settings, changed=left_out)]
+    if (kind := form.pop("type")) != "text":
+        call.settings["response_format"] = {"type": kind, **({kind: form} if form else {})}
+    return [call]
 
 
-def _before(body: Mapping[str, Any], episode: Episode) -> list[Message]:
+def _before(body: Body, episode: Episode) -> list[Message]:
     """The conversation up to and with the previous response, without the instructions that it had."""
     if not (name := body.get("previous_response_id")):
         return []
@@ -80,15 +53,14 @@ def _before(body: Mapping[str, Any], episode: Episode) -> list[Message]:
 def _messages(items: Any, episode: Episode) -> list[Message]:
     """Items as chat messages; what the model said in one response is one message."""
     messages: list[Message] = []
-    open_thought = False  # whether the last item is the reasoning of an answer, whose text may come next
+    before = ""  # the type of the item before
     for place, item in enumerate(items):
         kind, where = item.get("type", "message"), f"input[{place}]"
-        thought, open_thought = open_thought, kind == "reasoning"
         if kind == "reasoning":
             messages.append({"role": "assistant", "content": "", "reasoning_content": _thought(item)})
         elif kind == "message":
-            message = plain_message({"role": item["role"], "content": _content(item["content"])}, where)
-            if thought and message["role"] == "assistant":
+            message = plain_message({"role": item["role"], "content": item["content"]}, where)
+            if before == "reasoning" and message["role"] == "assistant":
                 messages[-1]["content"] = message["content"]
             else:
                 messages.append(message)
@@ -96,48 +68,31 @@ def _messages(items: Any, episode: Episode) -> list[Message]:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             custom = kind == "custom_tool_call"
-            said = episode.arguments_of(item["call_id"], {_INPUT: item["input"]}) if custom else item["arguments"]
+            said = episode.arguments_of(item["call_id"], {CUSTOM: item["input"]}) if custom else item["arguments"]
             messages[-1].setdefault("tool_calls", []).append(tool_call(item["call_id"], item["name"], said))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            answer = {"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])}
+            answer = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
             messages.append(plain_message(answer, where))
         else:
             raise Refused(400, f"{where}: items of the type {kind!r:.50} are not known here")
+        before = kind
     return [{k: v for k, v in message.items() if v or k != "reasoning_content"} for message in messages]
 
 
-def _thought(item: Mapping[str, Any]) -> str:
+def _thought(item: Body) -> str:
     if item.get("content"):
         return "".join(part["text"] for part in item["content"])
-    try:
-        return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
-    except ValueError as wrong:
-        raise Refused(400, "the encrypted_content of a reasoning item is not from here") from wrong
-
-
-def _content(given: Any) -> Any:
-    if not isinstance(given, list):
-        return given
-    parts: list[dict[str, Any]] = []
-    for part in given:
-        if part["type"] in ("input_text", "output_text", "text", "refusal"):
-            parts.append({"type": "text", "text": part.get("text", part.get("refusal"))})
-        elif part["type"] == "input_image" and part.get("image_url"):
-            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
-        else:
-            raise Refused(400, f"content of the type {part['type']!r:.50} is not known here")
-    return parts
+    return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
 
 
 # ---- answers
 
 
-def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     (answer,) = exchange.answers
-    message, calls = answer.message, answer.message.get("tool_calls") or ()
-    items = [_item(body, exchange, REASONING, thought)] if (thought := message.get("reasoning_content")) else []
-    if text_of(message) or not calls:
-        items.append(_item(body, exchange, "text", text_of(message)))
+    calls = answer.message.get("tool_calls") or ()
+    parts = [(kind, text) for kind, text in answer.parts() if text or (kind == TEXT and not calls)]
+    items = [_item(body, exchange, kind, text) for kind, text in parts]
     items += [_called(body, exchange, place, call) for place, call in enumerate(calls)]
     status: dict[str, Any] = {"status": "completed"}
     if answer.finish_reason in ("length", "content_filter"):
@@ -146,34 +101,22 @@ def whole(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
     return {**_response(body, exchange), **status, "output": items, "usage": _usage(answer)}
 
 
-def _response(body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+def _response(body: Body, exchange: Exchange) -> dict[str, Any]:
     """A response that has only begun."""
-    made = {
-        "id": f"resp_{exchange.id}",
-        "object": "response",
-        "created_at": int(exchange.began),
-        "status": "in_progress",
-    }
-    told = {name: body.get(name) for name in _ECHOED} | {"top_p": body.get("top_p"), "truncation": "disabled"}
+    made = {"id": f"resp_{exchange.id}", "object": "response", "created_at": int(exchange.began)}
+    told = {name: body.get(name) for name in _ECHOED} | {"truncation": "disabled", "status": "in_progress"}
     chosen = {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
     chosen["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
     return {**made, **told, **chosen, "error": None, "incomplete_details": None, "output": [], "usage": None}
 
 
-def _item(body: Mapping[str, Any], exchange: Exchange, kind: str, text: str | None) -> dict[str, Any]:
+def _item(body: Body, exchange: Exchange, kind: str, text: str | None) -> dict[str, Any]:
     """The reasoning or the text of an answer; None: it has only begun."""
-    status = "in_progress" if text is None else "completed"
-    if kind != REASONING:
+    made = {"status": "in_progress" if text is None else "completed", "content": [_part(kind, text)] if text else []}
+    if kind == TEXT:
         content = [] if text is None else [_part(kind, text)]
-        return {
-            "id": f"msg_{exchange.id}",
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-    content = [_part(kind, text)] if text else []
-    item = {"id": f"rs_{exchange.id}", "type": "reasoning", "summary": [], "content": content, "status": status}
+        return {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", **made, "content": content}
+    item = {"id": f"rs_{exchange.id}", "type": "reasoning", "summary": [], **made}
     if "reasoning.encrypted_content" in (body.get("include") or ()):
         item["encrypted_content"] = base64.b64encode((text or "").encode(errors="replace")).decode()
     return item
@@ -185,13 +128,13 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _called(body: Mapping[str, Any], exchange: Exchange, place: int, call: Mapping[str, Any]) -> dict[str, Any]:
+def _called(body: Body, exchange: Exchange, place: int, call: Body) -> dict[str, Any]:
     name, said = call["function"]["name"], call["function"]["arguments"]
     item = {"id": f"fc_{exchange.id}_{place}", "call_id": call["id"], "name": name, "status": "completed"}
     if not any(tool["type"] == "custom" and tool["name"] == name for tool in body.get("tools") or ()):
         return {**item, "type": "function_call", "arguments": said}
     try:
-        return {**item, "type": "custom_tool_call", "input": str(json.loads(said)[_INPUT])}
+        return {**item, "type": "custom_tool_call", "input": str(json.loads(said)[CUSTOM])}
     except (ValueError, TypeError, KeyError):  # the model did not keep to the form: the tool gets what it said
         return {**item, "type": "custom_tool_call", "input": said}
 
@@ -204,10 +147,8 @@ def _usage(answer: ModelAnswer) -> dict[str, Any]:
     return {"input_tokens": read_, "output_tokens": written, "total_tokens": read_ + written, **details}
 
 
-def events(
-    body: Mapping[str, Any], exchange: Exchange, step: str, answer: int, block: int, *data: Any
-) -> Iterator[tuple[str, Any]]:
-    def of(name: str, item: Mapping[str, Any], **more: Any) -> tuple[str, Any]:
+def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
+    def of(name: str, item: Body, **more: Any) -> tuple[str, Any]:
         if name.startswith("output_item"):
             return f"response.{name}", {"output_index": block, "item": item}
         return f"response.{name}", {"item_id": item["id"], "output_index": block, **more}
@@ -218,21 +159,20 @@ def events(
     elif step in ("open", "delta", "close"):
         kind, text = data
         item = _item(body, exchange, kind, text if step == "close" else None)
-        name = "reasoning_text" if kind == REASONING else "output_text"
-        more: dict[str, Any] = {"content_index": 0} | ({} if kind == REASONING else {"logprobs": []})
+        name, more = ("reasoning_text", {}) if kind == REASONING else ("output_text", {"logprobs": []})
         if step == "open":
             yield of("output_item.added", item)
             yield of("content_part.added", item, content_index=0, part=_part(kind, ""))
         elif step == "delta":
-            yield of(f"{name}.delta", item, delta=text, **more)
+            yield of(f"{name}.delta", item, content_index=0, delta=text, **more)
         else:
-            yield of(f"{name}.done", item, text=text, **more)
+            yield of(f"{name}.done", item, content_index=0, text=text, **more)
             yield of("content_part.done", item, content_index=0, part=_part(kind, text))
             yield of("output_item.done", item)
     elif step == "call":
         item = _called(body, exchange, *data)
-        field = "input" if "input" in item else "arguments"
-        name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+        custom = "input" in item
+        field, name = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
         yield of("output_item.added", {**item, "status": "in_progress", field: ""})
         yield of(f"{name}.delta", item, delta=item[field])
         yield of(f"{name}.done", item, **{field: item[field]})

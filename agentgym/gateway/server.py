@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agentgym.gateway import anthropic, chat, completions, responses
-from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings, parts_of
+from agentgym.gateway.calls import REASONING, TEXT, Backend, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
-from agentgym.gateway.record import Record, RecordError
 from agentgym.gateway.streams import Stream
 from agentgym.gateway.upstream import Passed
 from agentgym.storage import locks
+from agentgym.storage.durable import DurableLines, NotWritten
 
 if TYPE_CHECKING:
     from agentgym.gateway.tree import Call
@@ -111,7 +111,7 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = locks.hold(self.folder)
-        self.record = Record(self.folder / FILE)
+        self.record = DurableLines(self.folder / FILE)
         self._read_record()
         loop = asyncio.get_running_loop()
 
@@ -142,7 +142,7 @@ class Gateway:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def _read_record(self) -> None:
-        for number, line in enumerate(self.record.lines(), start=1):
+        for number, line in enumerate(self.record.read(), start=1):
             try:
                 if "open" in line:
                     opened, expires = line["times"]
@@ -168,7 +168,7 @@ class Gateway:
     ) -> tuple[Episode, str]:
         """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
-        ValueError: there is an episode of this id. RecordError: it cannot be recorded.
+        ValueError: there is an episode of this id. NotWritten: it cannot be recorded.
         """
         id = id or secrets.token_hex(8)
         if id in self.episodes:
@@ -178,7 +178,7 @@ class Gateway:
         self._know(episode)
         try:
             await self.record.write(episode.opening())
-        except RecordError:
+        except NotWritten:
             self._drop(id)
             raise
         return episode, key
@@ -221,7 +221,7 @@ class Gateway:
             if episode is None or episode.expires < time.time():
                 raise Refused(401, "no episode has this key, or it has expired", "invalid_api_key")
             return await self._served(request, path, episode)
-        except RecordError as error:
+        except NotWritten as error:
             refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:
             refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
@@ -251,7 +251,7 @@ class Gateway:
         exchange = self._exchange(request, path, raw, body, episode)
         protocol = _PROTOCOLS[path]
         if body.get("stream") is True:
-            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.PING)
+            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.ping)
         else:
             await exchange.news()
             if exchange.error is not None:
@@ -312,7 +312,7 @@ class Gateway:
             episode.answered(exchange, calls, cost)
         except Refused as error:
             episode.failed(exchange, error)
-        except RecordError as error:
+        except NotWritten as error:
             episode.failed(exchange, _unrecorded(error))
         except Exception as error:
             _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
@@ -323,14 +323,14 @@ class Gateway:
             return episode.polite(exchange)
 
         async def one(place: int, call: ModelCall) -> Call:
-            said = {kind: "" for kind, _ in parts_of({"content": ""})}
+            said = {REASONING: "", TEXT: ""}
 
             def told(kind: str, text: str) -> None:
                 said[kind] += text
                 exchange.tell(place, kind, text)
 
             answer = await self.backend.answer(call, episode.id, told)
-            for kind, whole in parts_of(answer.message):
+            for kind, whole in answer.parts():
                 if not whole.startswith(said[kind]):
                     raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
             digest = hashlib.blake2b(json.dumps(call.tools).encode(), digest_size=12).hexdigest() if call.tools else ""
@@ -350,13 +350,14 @@ class Gateway:
             await exchange.news(seen, PING_SECONDS)
             pieces = exchange.pieces[seen:]
             seen += len(pieces)
-            out = b"".join(stream.tell(*piece) for piece in pieces)
+            if response is None and exchange.error is not None:
+                raise exchange.error
+            out = b""
             if response is None:
-                if exchange.error is not None:
-                    raise exchange.error
                 response = web.StreamResponse(headers=_EVENTS)
                 await response.prepare(request)
-                out = stream.begin() + out
+                out = stream.begin()
+            out += b"".join([stream.tell(*piece) for piece in pieces])
             if exchange.done:
                 out += stream.end() if exchange.error is None else stream.failed(exchange.error)
             await response.write(out or ping)
@@ -419,5 +420,5 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _unrecorded(error: RecordError) -> Refused:
+def _unrecorded(error: NotWritten) -> Refused:
     return Refused(507, f"nothing is answered that is not recorded: {error}", "record")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentgym.gateway.calls import REASONING, TEXT, Refused, parts_of
+from agentgym.gateway.calls import REASONING, TEXT, Refused
+from agentgym.gateway.forms import Body
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Exchange
-
-DONE = "[DONE]"
 
 
 class Stream:
@@ -22,7 +20,7 @@ class Stream:
     number and a tool call. `answer` and `block` count from 0.
     """
 
-    def __init__(self, protocol: Any, body: Mapping[str, Any], exchange: Exchange):
+    def __init__(self, protocol: Any, body: Body, exchange: Exchange):
         self._protocol, self._body, self._exchange = protocol, body, exchange
         self._said: dict[int, dict[str, str]] = {}
         self._block, self._number = -1, 0
@@ -46,7 +44,7 @@ class Stream:
         out = []
         for number, answer in enumerate(self._exchange.answers):
             said, calls = self._said.setdefault(number, {}), answer.message.get("tool_calls") or ()
-            for kind, whole in parts_of(answer.message):
+            for kind, whole in answer.parts():
                 rest = whole[len(said.get(kind, "")) :]
                 if rest or (kind == TEXT and TEXT not in said and not calls):
                     out.append(self.tell(number, kind, rest))

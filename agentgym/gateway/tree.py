@@ -5,7 +5,6 @@ Ids are kept as bytes, and only those that the parent does not have.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -184,7 +183,7 @@ class Tree:
             if made.tools != made.after.tools:
                 return "tools changed"
             said = made.after.answer.message
-            called = "tool call re-serialised" if said.get("tool_calls") else "re-tokenised"
+            called = "tool call rewritten" if said.get("tool_calls") else "re-tokenised"
             return "thoughts removed" if said.get("reasoning_content") else called
         nearest, why = 0, "new conversation"
         for call in self.calls.values():
@@ -206,21 +205,8 @@ def _difference(mine: Sequence[Message], said: Sequence[Message], place: int) ->
         own, rest = ([message for message in side if message["role"] != "system"] for side in (mine, said))
         return len(rest), "system prompt changed" if own[: len(rest)] == rest else None
     if one["role"] == other["role"] == "assistant":
-        if {**one, "reasoning_content": ""} == {**other, "reasoning_content": ""}:
-            return place, "thoughts removed"
-        if _as_read(one) == _as_read(other):
-            return place, "tool call re-serialised"
+        for part, reason in (("reasoning_content", "thoughts removed"), ("tool_calls", "tool call rewritten")):
+            one, other = {**one, part: 0}, {**other, part: 0}
+            if one == other:
+                return place, reason
     return place, "earlier message edited" if any(message["role"] == "user" for message in mine[:place]) else None
-
-
-def _as_read(message: Message) -> Any:
-    """A message with the arguments of its tool calls as values, however they are written."""
-
-    def value(text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-
-    calls = [(call["function"]["name"], value(call["function"]["arguments"])) for call in message.get("tool_calls", ())]
-    return {**message, "tool_calls": calls, "reasoning_content": ""}
