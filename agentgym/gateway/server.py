@@ -221,6 +221,8 @@ class Gateway:
             if episode is None or episode.expires < time.time():
                 raise Refused(401, "no episode has this key, or it has expired", "invalid_api_key")
             return await self._served(request, path, episode)
+        except ConnectionError:
+            return web.Response()  # the client has left, as aiohttp finds when it sends this
         except NotWritten as error:
             refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:

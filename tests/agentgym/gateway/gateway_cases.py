@@ -73,15 +73,12 @@ def shape(episode):
     def tokens(call):
         return None if call is None else (tuple(call.tokens().prompt_ids), tuple(call.tokens().completion_ids))
 
-    return sorted(
-        (
-            tokens(call),
-            tokens(call.parent) or (),
-            json.dumps([call.conversation(), call.answer.message]),
-            call.why or "",
-        )
-        for call in episode.tree.calls.values()
-    )
+    def about(call):
+        said = json.dumps([*call.conversation(), call.answer.message])
+        # Of two conversations the one that comes later is the new one.
+        return tokens(call), tokens(call.parent) or (), said, call.why if call.why not in (None, "new conversation") else ""
+
+    return sorted(map(about, episode.tree.calls.values()))
 
 
 def exact(agent):
