@@ -155,7 +155,9 @@ class Episode:
         return exchange
 
     def _know(self, exchange: Exchange) -> None:
-        exchange.id = hashlib.blake2b(f"{self.id}/{exchange.digest}/{exchange.turn}".encode(), digest_size=12).hexdigest()
+        exchange.id = hashlib.blake2b(
+            f"{self.id}/{exchange.digest}/{exchange.turn}".encode(), digest_size=12
+        ).hexdigest()
         self.by_id[exchange.id] = exchange
         self._by_digest.setdefault(exchange.digest, []).append(exchange)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import aiohttp
@@ -21,13 +22,13 @@ _START_SECONDS = 30.0
 class Upstream:
     """A model behind an OpenAI-compatible endpoint, asked as by `ChatPolicy`. vLLM's tells the exact tokens. `start` it first."""
 
-    honours = None
+    honours: Collection[str] | None = None  # all
 
     def __init__(self, base_url: str, model: str | None = None, api_key: str | None = None, timeout: float = 600.0):
         self._policy = ChatPolicy(model or "", base_url, api_key, timeout=timeout)
         self._base = url_of(base_url).removesuffix(_CHAT)
         self._asked = model
-        self.models: list[str] = []
+        self.models: Sequence[str] = ()
         self.exact = False
 
     async def start(self) -> None:
@@ -36,7 +37,7 @@ class Upstream:
             listed = await self._ask("GET", f"{self._base}/models")
             cards = {str(card["id"]): card for card in listed["data"]}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            raise EndpointError(f"{self._base}/models: no list of models: {error!r}") from error
+            raise EndpointError(f"{self._base}/models: no list of models: {str(error) or repr(error)}") from error
         name = self._asked or next(iter(cards), "")
         if name not in cards:
             there = f"there are {', '.join(cards)}" if cards else "there is none"

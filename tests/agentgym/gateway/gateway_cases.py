@@ -76,7 +76,12 @@ def shape(episode):
     def about(call):
         said = json.dumps([*call.conversation(), call.answer.message])
         # Of two conversations the one that comes later is the new one.
-        return tokens(call), tokens(call.parent) or (), said, call.why if call.why not in (None, "new conversation") else ""
+        return (
+            tokens(call),
+            tokens(call.parent) or (),
+            said,
+            call.why if call.why not in (None, "new conversation") else "",
+        )
 
     return sorted(map(about, episode.tree.calls.values()))
 

@@ -16,7 +16,6 @@ import pytest
 from gateway_cases import TOOL, lines_of, serving, shape
 from toy_model import ToyModel
 
-
 ADMIN = "ag-the-admin-key-of-this-test"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -123,7 +122,9 @@ async def play(client, episode):
     messages = [{"role": "user", "content": f"task {episode}"}]
 
     async def turn(messages, **more):
-        answer = await client.ask("/v1/chat/completions", {"model": "toy", "messages": messages, "tools": [TOOL], **more})
+        answer = await client.ask(
+            "/v1/chat/completions", {"model": "toy", "messages": messages, "tools": [TOOL], **more}
+        )
         message = in_order(answer["choices"][0]["message"])
         messages.append(message)
         for call in message.get("tool_calls", ()):
@@ -176,7 +177,9 @@ async def disturbed(folder, episodes, kills, lines):
                 keys.append((await opened.json())["key"])
     playing = asyncio.create_task(play_all(gateway.url, keys, cuts=0.3))
     for kill in range(1, kills + 1):
-        while not playing.done() and len((folder / "calls.jsonl").read_bytes().splitlines()) < lines * kill / (kills + 1):
+        while not playing.done() and len((folder / "calls.jsonl").read_bytes().splitlines()) < lines * kill / (
+            kills + 1
+        ):
             await asyncio.sleep(0.01)
         assert not playing.done(), "it was killed under load"
         await gateway.kill()

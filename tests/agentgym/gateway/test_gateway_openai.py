@@ -94,7 +94,7 @@ def test_several_answers_are_branches_of_one_prompt(tmp_path):
             assert len(set(said)) == 3
             assert [call.tokens().prompt_ids for call in agent.calls] == [encode(agent_prompt())] * 3
             assert answer.usage.prompt_tokens == len(encode(agent_prompt()))
-            again = {index: "" for index in range(3)}
+            again = dict.fromkeys(range(3), "")
             async for chunk in await agent.chat(n=3, stream=True, extra_headers={"Idempotency-Key": "another"}):
                 again[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
             assert set(again.values()).isdisjoint(said), "asked anew, it is sampled anew"
