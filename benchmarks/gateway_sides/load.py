@@ -22,7 +22,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, host: str, model: str, key: str, stream: bool, taken: list[float]):
         self.host, self.model, self.key, self.stream, self.taken = host, model, key, stream, taken
-        self.end = b'\r\n0\r\n\r\n' if stream else b""
+        self.end = b"\r\n0\r\n\r\n" if stream else b""
         self.number = 0
         self.data = b""
 

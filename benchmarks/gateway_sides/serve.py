@@ -18,7 +18,8 @@ IDS = list(range(100, 112))
 LOGPROBS = [-0.5] * len(IDS)
 PROMPT = list(range(60))
 USAGE = {"prompt_tokens": len(PROMPT), "completion_tokens": len(IDS), "total_tokens": len(PROMPT) + len(IDS)}
-WORDS = [f"{word} " for word in TEXT.split(" ")[:-1]] + [TEXT.split(" ")[-1]]
+WORDS = [f" {word}" for word in TEXT.split(" ")]
+TEXT = "".join(WORDS)
 
 
 def instant_engine() -> web.Server:

@@ -71,9 +71,13 @@ def test_on_a_full_disk_nothing_is_answered_that_is_not_recorded_and_once_there_
         answered = []
         with small_disk(tmp_path / "disk", 32):
             async with agent_of(tmp_path / "disk") as agent:
-                with pytest.raises(openai.InternalServerError, match="No space left on device") as caught:
+
+                async def ask_on():
                     for turn in range(1000):
                         answered.append((await agent.chat([{"role": "user", "content": f"hello {turn}"}])).id)
+
+                with pytest.raises(openai.InternalServerError, match="No space left on device") as caught:
+                    await ask_on()
                 assert caught.value.status_code == 507
                 assert len(answered) == len(agent.calls) > 5
                 turns = agent.episode.turns

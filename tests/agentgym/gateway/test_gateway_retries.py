@@ -62,7 +62,7 @@ async def lost(agent, times=1):
         before = len(agent.calls)
         body = b'{"model": "toy", "messages": [{"role": "user", "content": "hello the lake"}]}'
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {agent.key}\r\nContent-Length: {len(body)}\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", agent.gateway.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", agent.gateway.port)
         writer.write(head.encode() + body)
         await until(lambda before=before: len(agent.calls) > before)
         await asyncio.sleep(0.05)
