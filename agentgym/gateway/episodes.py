@@ -99,7 +99,7 @@ class Exchange:
             self._waiting = [each for each in self._waiting if not each[1].done()]
             future = asyncio.get_running_loop().create_future()
             self._waiting.append((seen, future))
-            await asyncio.wait([future], timeout=seconds)
+            await (future if seconds is None else asyncio.wait([future], timeout=seconds))
 
 
 class Episode:
