@@ -27,7 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PARTS = HERE / "gateway_sides"
-PEER = "litellm[proxy]==1.94.0"
+PEER = "litellm[proxy]==1.108.7"
 SIDES = ("engine", "inside", "upstream", "litellm")
 GOAL_MS, GOAL_CALLS = 1.0, 2000
 

@@ -21,5 +21,5 @@ __all__ = [
     "Passed",
     "Refused",
     "Settings",
-    "Upstream",
 ]
+__all__ += ["Upstream"]

@@ -37,62 +37,40 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class ModelCall:
-    """One prompt that is answered once.
-
-    Attributes:
-        messages: in OpenAI's chat form. Empty where `prompt`, text or token ids, is what is continued.
-        tools: in OpenAI's form.
-        settings, used: as asked, by OpenAI's names, and as the backend is to use them.
-        changed: names of settings that were not honoured.
-        unusable: names of settings that were honoured, so that the tokens cannot be trained on.
-        streams: whether the client reads the answer while it is sampled.
-        after: the call of the episode whose messages and answer these messages begin with.
-    """
+    """One prompt that is answered once. Messages and tools are in OpenAI's chat form, settings have its names."""
 
     model: str
     messages: list[Message] = field(default_factory=list)
-    prompt: str | list[int] | None = None
+    prompt: str | list[int] | None = None  # text or token ids, which are continued in place of messages
     tools: list[dict[str, Any]] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    used: dict[str, Any] = field(default_factory=dict)
-    changed: list[str] = field(default_factory=list)
-    unusable: list[str] = field(default_factory=list)
-    streams: bool = False
-    after: Call | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # as asked
+    used: dict[str, Any] = field(default_factory=dict)  # as the backend is to use them
+    changed: list[str] = field(default_factory=list)  # settings that are not honoured
+    unusable: list[str] = field(default_factory=list)  # settings that are, so that the tokens cannot be trained on
+    streams: bool = False  # the client reads the answer while it is sampled
+    after: Call | None = None  # the call of the episode whose messages and answer these messages begin with
 
 
 @dataclass
 class ModelAnswer:
-    """What a backend answers.
-
-    Attributes:
-        tokens: None from a model that does not tell them.
-        usage, finish_reason: see `Reply`.
-        stop: the stop string that ended it. The sampled ids go up to its end, the text ends before it.
-        more: further fields of the answer, as they are (`logprobs`).
-    """
+    """What a backend answers; `usage` and `finish_reason` are those of `Reply`."""
 
     message: Message
-    tokens: Tokens | None = None
+    tokens: Tokens | None = None  # None from a model that does not tell them
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str = "stop"
-    stop: str | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    stop: str | None = None  # the stop string that ended it: the sampled ids go up to its end, the text ends before it
+    more: dict[str, Any] = field(default_factory=dict)  # further fields of the answer, as they are (`logprobs`)
 
     def parts(self) -> tuple[tuple[str, str], ...]:
         return (REASONING, self.message.get("reasoning_content") or ""), (TEXT, text_of(self.message))
 
 
 class Backend(Protocol):
-    """What samples. One object answers many calls at a time.
+    """What samples. One object answers many calls at a time."""
 
-    Attributes:
-        models: names of what it serves; the first is used for names that it does not know.
-        honours: settings that it knows beside those that leave the distribution alone; None: all.
-    """
-
-    models: Sequence[str]
-    honours: Collection[str] | None
+    models: Sequence[str]  # names of what it serves; the first stands for names that it does not know
+    honours: Collection[str] | None  # settings that it knows beside those that leave the distribution alone; None: all
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
         """Sample an answer. Raises `Refused` with the status for the client.
@@ -109,15 +87,12 @@ class Backend(Protocol):
 class Settings:
     """What is done with settings of calls that tokens cannot be trained with.
 
-    Attributes:
-        policy: "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens.
-        temperature: of a run that trains; None: nothing is trained on, so all settings are honoured.
-        max_tokens: of one answer, at most.
+    "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens.
     """
 
     policy: Literal["strict", "override", "mask"] = "override"
-    temperature: float | None = None
-    max_tokens: int | None = None
+    temperature: float | None = None  # of a run that trains; None: nothing is trained on, so all settings are honoured
+    max_tokens: int | None = None  # of one answer, at most
 
     def settle(self, call: ModelCall, backend: Backend) -> None:
         """Decide what is used of a call's settings. Raises `Refused`."""

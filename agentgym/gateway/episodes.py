@@ -21,19 +21,12 @@ EXPIRES_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode; None: no limit. The call that would exceed one gets an empty answer, those after it an error.
+    """Limits of an episode; None: no limit. The call that would exceed one gets an empty answer, those after it an error."""
 
-    Attributes:
-        turns: answered calls.
-        tokens: read and written by the model. A call's `max_tokens` is cut to what is left.
-        seconds: since the episode was opened; a call that runs then is finished.
-        cost: US dollars.
-    """
-
-    turns: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    cost: float | None = None
+    turns: int | None = None  # answered calls
+    tokens: int | None = None  # read and written by the model; a call's `max_tokens` is cut to what is left
+    seconds: float | None = None  # since the episode was opened; a call that runs then is finished
+    cost: float | None = None  # US dollars
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
@@ -46,34 +39,22 @@ class Limits:
 
 @dataclass(eq=False)
 class Exchange:
-    """A request and its answers, however often its client asks for them.
+    """A request and its answers, however often its client asks for them."""
 
-    Attributes:
-        number: of its first call; those of the others follow.
-        turn: which of the exchanges with its digest it is.
-        limit: that it would exceed, so that its answers are empty.
-        instructed: its prompt begins with the `instructions` of a Responses request.
-        asked: until they are answered.
-        pieces: what was told so far: the number of the answer, TEXT or REASONING, and the text.
-        calls: once they are on disk.
-        clients: connections that wait for it (False) or were sent all of it (True).
-        delivered: whether a client has all of it, as far as connections tell.
-    """
-
-    number: int
+    number: int  # of its first call; those of the others follow
     digest: str
-    turn: int
+    turn: int  # which of the exchanges with its digest it is
     began: float
     key: str | None = None
-    limit: str | None = None
-    instructed: bool = False
+    limit: str | None = None  # that it would exceed, so that its answers are empty
+    instructed: bool = False  # its prompt begins with the `instructions` of a Responses request
     id: str = ""
-    asked: list[ModelCall] = field(default_factory=list)
-    pieces: list[tuple[int, str, str]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    asked: list[ModelCall] = field(default_factory=list)  # until they are answered
+    pieces: list[tuple[int, str, str]] = field(default_factory=list)  # told so far: number of the answer, kind, text
+    calls: list[Call] = field(default_factory=list)  # once they are on disk
     error: Refused | None = None
-    clients: dict[object, bool] = field(default_factory=dict)
-    delivered: bool = False
+    clients: dict[object, bool] = field(default_factory=dict)  # that wait for it, or were sent all of it (True)
+    delivered: bool = False  # a client has all of it, as far as connections tell
     _waiting: list[tuple[float, asyncio.Future[None]]] = field(default_factory=list)
 
     @property

@@ -27,30 +27,18 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 @dataclass(eq=False)
 class Call:
-    """A call that was answered.
+    """A call that was answered."""
 
-    Attributes:
-        number: in the episode, in the order in which calls came.
-        parent: by ids; None: it begins a sequence.
-        after: by messages: the call whose conversation and answer this one goes on from.
-        ids: of the prompt behind the parent's, then those sampled. Empty where the model does not tell them.
-        logprobs: of the sampled ids.
-        versions: (version, number of tokens) of the sampled ids, in their order.
-        asked: with the messages behind those of `after` and its answer alone, and without tools.
-        tools: the digest of the tools' schemas.
-        why: why the prompt's ids do not go on from those of `after`, or of any call.
-    """
-
-    number: int
-    parent: Call | None
-    after: Call | None
-    ids: bytes
-    logprobs: array[float]
-    versions: list[tuple[int, int]]
-    asked: ModelCall
+    number: int  # in the episode, in the order in which calls came
+    parent: Call | None  # by ids; None: it begins a sequence
+    after: Call | None  # by messages: the call whose conversation and answer this one goes on from
+    ids: bytes  # of the prompt behind the parent's, then those sampled; empty where the model does not tell them
+    logprobs: array[float]  # of the sampled ids
+    versions: list[tuple[int, int]]  # (version, number of tokens) of the sampled ids, in their order
+    asked: ModelCall  # with the messages behind `after` and its answer alone, and without tools
     answer: ModelAnswer
-    tools: str = ""
-    why: str | None = None
+    tools: str = ""  # the digest of their schemas
+    why: str | None = None  # why the prompt's ids do not go on from those of `after`, or of any call
 
     def __post_init__(self) -> None:
         self.children: list[Call] = []

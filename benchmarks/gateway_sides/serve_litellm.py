@@ -41,6 +41,7 @@ def main(folder: str, engine: str, model: str) -> None:
     os.chdir(place)
     sys.path.insert(0, str(place))
     os.environ |= {"CONFIG_FILE_PATH": str(place / "config.yaml"), "LITELLM_LOG": "ERROR"}
+    os.environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # only this machine reaches it
     import uvicorn
     from litellm.proxy.proxy_server import app
 
