@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from agentgym.gateway.calls import ModelCall, Refused
 
 Body: TypeAlias = Mapping[str, Any]
 Events: TypeAlias = Iterator[tuple[str, Any]]
+MOST_ANSWERS = 128
 PING, DONE = b": ping\n\n", "[DONE]"
 CUSTOM = "input"  # the only argument of a custom tool
 # Of a client's own use: no model sees them.
@@ -24,10 +26,10 @@ def call_of(body: Body, apart: Collection[str], messages: list[Message], **more:
     left_out = [*apart, *_BOOKKEEPING]
     given = {name: value for name, value in body.items() if value is not None and name not in left_out}
     settings = {_RENAMED.get(name, name): value for name, value in given.items()}
-    for name in ("max_tokens", "n"):
+    for name, most in (("max_tokens", sys.maxsize), ("n", MOST_ANSWERS)):
         number = settings.get(name, 1)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise Refused(400, f"{name} is a whole number from 1 on, not {number!r:.50}")
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+            raise Refused(400, f"{name} is a whole number from 1 to {most}, not {number!r:.50}")
     if isinstance(settings.get("stop"), str):
         settings["stop"] = [settings["stop"]]
     if isinstance(choice := settings.get("tool_choice"), Mapping):

@@ -159,7 +159,8 @@ def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *
     elif step in ("open", "delta", "close"):
         kind, text = data
         item = _item(body, exchange, kind, text if step == "close" else None)
-        name, more = ("reasoning_text", {}) if kind == REASONING else ("output_text", {"logprobs": []})
+        name = "reasoning_text" if kind == REASONING else "output_text"
+        more: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         if step == "open":
             yield of("output_item.added", item)
             yield of("content_part.added", item, content_index=0, part=_part(kind, ""))

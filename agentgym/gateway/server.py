@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agentgym.gateway import anthropic, chat, completions, responses
-from agentgym.gateway.calls import REASONING, TEXT, Backend, ModelCall, Refused, Settings
+from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
 from agentgym.gateway.upstream import Passed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
-PING_SECONDS = 10.0
+PING_SECONDS, CLOSE_SECONDS = 10.0, 10.0
 _PROTOCOLS: dict[str, Any] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
@@ -111,8 +111,16 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = locks.hold(self.folder)
-        self.record = DurableLines(self.folder / FILE)
-        self._read_record()
+        try:
+            self.record = DurableLines(self.folder / FILE)
+            self._read_record()
+            await self._listen()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
 
         def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
@@ -124,12 +132,13 @@ class Gateway:
             lambda: Connection(self._http, **options), self.host, self.port, backlog=1024
         )
         self.port = self._listening.sockets[0].getsockname()[1]
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._listening.close()
         if self._sampling:
-            await asyncio.wait(self._sampling)
+            _, left = await asyncio.wait(self._sampling, timeout=CLOSE_SECONDS)
+            for task in left:
+                task.cancel()
         await self._http.shutdown(1.0)
         for episode in self.episodes.values():
             if news := episode.news():
@@ -325,15 +334,13 @@ class Gateway:
             return episode.polite(exchange)
 
         async def one(place: int, call: ModelCall) -> Call:
-            said = {REASONING: "", TEXT: ""}
-
             def told(kind: str, text: str) -> None:
-                said[kind] += text
                 exchange.tell(place, kind, text)
 
             answer = await self.backend.answer(call, episode.id, told)
             for kind, whole in answer.parts():
-                if not whole.startswith(said[kind]):
+                said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
+                if not whole.startswith(said):
                     raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
             digest = hashlib.blake2b(json.dumps(call.tools).encode(), digest_size=12).hexdigest() if call.tools else ""
             return episode.tree.grown(exchange.number + place, call, answer, digest)

@@ -22,7 +22,7 @@ class Stream:
 
     def __init__(self, protocol: Any, body: Body, exchange: Exchange):
         self._protocol, self._body, self._exchange = protocol, body, exchange
-        self._said: dict[int, dict[str, str]] = {}
+        self._said: dict[int, dict[str, list[str]]] = {}
         self._block, self._number = -1, 0
 
     def begin(self) -> bytes:
@@ -36,7 +36,7 @@ class Stream:
             out = self._close(answer)
             self._block += 1
             out += self._step("open", answer, kind, "")
-        said[kind] = said.get(kind, "") + text
+        said.setdefault(kind, []).append(text)
         return out + self._step("delta", answer, kind, text)
 
     def end(self) -> bytes:
@@ -45,7 +45,7 @@ class Stream:
         for number, answer in enumerate(self._exchange.answers):
             said, calls = self._said.setdefault(number, {}), answer.message.get("tool_calls") or ()
             for kind, whole in answer.parts():
-                rest = whole[len(said.get(kind, "")) :]
+                rest = whole[sum(map(len, said.get(kind, ()))) :]
                 if rest or (kind == TEXT and TEXT not in said and not calls):
                     out.append(self.tell(number, kind, rest))
             out.append(self._close(number))
@@ -58,8 +58,10 @@ class Stream:
         return self._step("failed", 0, error)
 
     def _close(self, answer: int) -> bytes:
-        said = self._said[answer]
-        return self._step("close", answer, *list(said.items())[-1]) if said else b""
+        if not (said := self._said[answer]):
+            return b""
+        kind, pieces = list(said.items())[-1]
+        return self._step("close", answer, kind, "".join(pieces))
 
     def _step(self, step: str, answer: int, *data: Any) -> bytes:
         out = []

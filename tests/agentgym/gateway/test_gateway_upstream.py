@@ -184,7 +184,7 @@ def vllm(tmp_path_factory):
     build_tiny(
         folder / "tiny", texts_of_env("frozen_lake", n=8), TinyConfig(hidden=64, layers=1, heads=2), 1024, seed=0
     )
-    with serve_model(folder / "tiny", log=folder / "serve.log", timeout=240) as served:
+    with serve_model(folder / "tiny", log=folder / "serve.log", timeout=600) as served:
         yield *served, folder / "tiny"
 
 
