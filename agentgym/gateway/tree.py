@@ -124,10 +124,7 @@ class Tree:
         ids = prompt[parent.depth * _WIDTH if parent else 0 :] + _packed(tokens.completion_ids)
         versions = [(version, len(list(run))) for version, run in groupby(tokens.versions)]
         made = Call(number, parent, after, ids, array("d", tokens.logprobs), versions, *forms)
-        while parent is not None and parent is not after and after is not None and after.ids:
-            parent = parent.parent
-        if parent is None and self.calls:
-            made.why = self._why(made, call.messages)
+        made.why = self._why(made)
         return made
 
     def longest(self, prompt: bytes) -> Call | None:
@@ -165,36 +162,37 @@ class Tree:
         forks = Counter(call.why for call in calls if call.why)
         return {"sampled": sampled, "trainable": sampled - lost.total(), "lost": dict(lost), "forks": dict(forks)}
 
-    def _why(self, made: Call, messages: Sequence[Message]) -> str | None:
+    def _why(self, made: Call) -> str | None:
         """Why the ids of a prompt go on from no call, or not from those of the call that its messages go on from."""
-        if made.after is not None:  # the template, or other tools, wrote the past otherwise than it was sampled
-            if made.tools != made.after.tools:
-                return "tools changed"
-            said = made.after.answer.message
-            called = "tool call rewritten" if said.get("tool_calls") else "re-tokenised"
-            return "thoughts removed" if said.get("reasoning_content") else called
-        nearest, why = 0, "new conversation"
-        for call in self.calls.values():
-            said_before = [*call.conversation(), call.answer.message]
-            pairs = enumerate(zip(messages, said_before, strict=False))
-            place = next((number for number, (one, other) in pairs if one != other), None)
-            if place is None:
-                return None  # asked again
-            shared, reason = _difference(messages, said_before, place)
-            if reason and shared >= nearest:
-                nearest, why = shared, reason
-        return why
+        line, call = set[Call](), made.parent
+        while call is not None:
+            line.add(call)
+            call = call.parent
+        new, after = made.asked.messages, made.after
+        if after is not None and after.ids and after not in line:
+            return "tools changed" if made.tools != after.tools else _change(after.answer.message, "re-tokenised")
+        for call in reversed(after.followers if after else self.openings):
+            place, said = len(call.asked.messages), call.answer.message
+            if call not in line and new[:place] == call.asked.messages:
+                # Asked again, or the client wrote otherwise what the call said.
+                return _change(said, "earlier message edited", new[place]) if len(new) > place else None
+        if made.parent is not None or not self.calls:
+            return None
+        own = [message for message in new if message["role"] != "system"]
+        for call in self.openings:
+            rest = [message for message in call.asked.messages if message["role"] != "system"]
+            if own[: len(rest)] == rest:
+                return "system prompt changed"
+        return "new conversation"
 
 
-def _difference(mine: Sequence[Message], said: Sequence[Message], place: int) -> tuple[int, str | None]:
-    """What a client changed of what was said, at the first message that differs; None: it is another conversation."""
-    one, other = mine[place], said[place]
-    if place == 0 and "system" in (one["role"], other["role"]):
-        own, rest = ([message for message in side if message["role"] != "system"] for side in (mine, said))
-        return len(rest), "system prompt changed" if own[: len(rest)] == rest else None
-    if one["role"] == other["role"] == "assistant":
-        for part, reason in (("reasoning_content", "thoughts removed"), ("tool_calls", "tool call rewritten")):
-            one, other = {**one, part: 0}, {**other, part: 0}
-            if one == other:
-                return place, reason
-    return place, "earlier message edited" if any(message["role"] == "user" for message in mine[:place]) else None
+def _change(said: Message, otherwise: str, mine: Message | None = None) -> str:
+    """What was changed of an answer: the first of its parts without which it is the client's `mine`, or which it has."""
+    for part, reason in (("reasoning_content", "thoughts removed"), ("tool_calls", "tool call rewritten")):
+        if mine is None and said.get(part):
+            return reason
+        if mine is not None:
+            said, mine = {**said, part: ""}, {**mine, part: ""}
+            if said == mine:
+                return reason
+    return otherwise

@@ -75,7 +75,7 @@ async def main(url: str, connections: str, seconds: str, stream: str, model: str
     taken.clear()
     began, cpu = time.perf_counter(), time.process_time()
     await asyncio.sleep(float(seconds))
-    while len(taken) < LEAST_CALLS and time.perf_counter() < began + LONGEST_SECONDS:
+    while len(taken) < LEAST_CALLS and time.perf_counter() < began + LONGEST_SECONDS:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     found = sorted(taken)

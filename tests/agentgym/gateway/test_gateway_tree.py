@@ -142,6 +142,16 @@ def test_the_reason_why_a_prompt_does_not_go_on_is_found(keeps, first, changes, 
     assert tree.share()["forks"] == ({why: 1} if why else {})
 
 
+def test_thoughts_that_a_client_drops_in_the_middle_are_a_reason_although_the_prompt_goes_on_from_the_call_before():
+    template, tree, messages = ToyModel(), Tree(), [user("q")]
+    for number, thought in enumerate(({}, {"reasoning_content": "hm"}, {})):
+        answer = said(f"the {number}", **thought)
+        prompt = encode(template.text(messages))
+        call = grow(tree, number, list(messages), answer, prompt, encode(template.said(answer) + "<end>"))
+        messages += [said(f"the {number}"), user("on")]
+    assert (call.parent, call.why) == (tree.calls[0], "thoughts removed")
+
+
 def test_other_tools_in_the_prompt_are_a_reason():
     tree = Tree()
     grow(tree, 0, [user("q")], said("x"), [1, 2], [3], "these")
