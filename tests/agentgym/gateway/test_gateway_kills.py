@@ -190,6 +190,7 @@ async def disturbed(folder, episodes, kills, lines):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_answered_call_is_recorded_once_and_the_trees_are_those_of_an_undisturbed_run(tmp_path, uncut):
     episodes, kills = (256, 10) if uncut else (64, 4)
 
@@ -207,4 +208,4 @@ def test_every_answered_call_is_recorded_once_and_the_trees_are_those_of_an_undi
         exchanges = [line["exchange"]["number"] for line in lines_of(tmp_path / "killed") if "exchange" in line]
         assert len(exchanges) == sum(len(client.answered) for client in clients)
 
-    asyncio.run(asyncio.wait_for(go(), 280))
+    asyncio.run(asyncio.wait_for(go(), 1700))

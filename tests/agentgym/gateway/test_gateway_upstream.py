@@ -225,7 +225,9 @@ def test_a_real_server_tells_exact_tokens_by_every_protocol_streamed_or_not(vllm
                 tokens = call.tokens()
                 stops = renderer.stop_token_ids
                 ids = tokens.completion_ids[:-1] if tokens.completion_ids[-1] in stops else tokens.completion_ids
-                assert renderer.tokenizer.decode(ids, skip_special_tokens=True) == text
+                whole = renderer.tokenizer.decode(ids, skip_special_tokens=True)
+                # vLLM holds back the bytes of a letter that is not whole at the end.
+                assert whole.rstrip("\ufffd") == text.rstrip("\ufffd")
                 assert all(logprob <= 0 for logprob in tokens.logprobs)
             assert agent.calls[0].tokens().prompt_ids == renderer.prompt(messages).ids
             assert agent.episode.share()["lost"] == {}
