@@ -57,7 +57,9 @@ def side_of(name: str, folder: Path, engine: dict[str, Any]) -> Iterator[dict[st
     if name == "litellm":
         command = [peer_python(), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
         env.pop("PYTHONPATH")
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+    )
     try:
         told = next((line for line in process.stdout if line.startswith('{"url"')), None)
         if told is None:

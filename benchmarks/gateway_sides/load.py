@@ -79,7 +79,9 @@ async def main(url: str, connections: str, seconds: str, stream: str, model: str
         await asyncio.sleep(0.1)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     found = sorted(taken)
-    quantiles = {name: found[int(len(found) * part)] * 1e3 for name, part in (("p5", 0.05), ("median", 0.5), ("p99", 0.99))}
+    quantiles = {
+        name: found[int(len(found) * part)] * 1e3 for name, part in (("p5", 0.05), ("median", 0.5), ("p99", 0.99))
+    }
     print(json.dumps({"calls": len(found), "seconds": wall, "client_cpu": cpu, **quantiles}))
     sys.stdout.flush()
     import os
