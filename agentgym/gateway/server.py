@@ -313,13 +313,10 @@ class Gateway:
     async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
         try:
-            calls = await self._sampled(episode, exchange)
-            new = {call.tools: asked.tools for call, asked in zip(calls, exchange.asked, strict=True) if asked.tools}
-            new = {digest: tools for digest, tools in new.items() if digest not in self.schemas}
+            digest = await self._recorded_tools(exchange.asked[0].tools)
+            calls = await self._sampled(episode, exchange, digest)
             cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
-            schemas = [{"tools": digest, "schemas": tools} for digest, tools in new.items()]
-            await self.record.write(*schemas, episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
-            self.schemas |= new
+            await self.record.write(episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
             episode.answered(exchange, calls, cost)
         except Refused as error:
             episode.failed(exchange, error)
@@ -329,7 +326,21 @@ class Gateway:
             _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
             episode.failed(exchange, Refused(500, f"the engine failed: {error!r:.500}", "engine"))
 
-    async def _sampled(self, episode: Episode, exchange: Exchange) -> list[Call]:
+    async def _recorded_tools(self, tools: list[dict[str, Any]]) -> str:
+        """The digest of tools, whose schemas are recorded once."""
+        if not tools:
+            return ""
+        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest()
+        if digest not in self.schemas:
+            self.schemas[digest] = tools
+            try:
+                await self.record.write({"tools": digest, "schemas": tools})
+            except NotWritten:
+                del self.schemas[digest]
+                raise
+        return digest
+
+    async def _sampled(self, episode: Episode, exchange: Exchange, tools: str) -> list[Call]:
         if exchange.limit is not None:
             return episode.polite(exchange)
 
@@ -342,8 +353,7 @@ class Gateway:
                 said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
                 if not whole.startswith(said):
                     raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
-            digest = hashlib.blake2b(json.dumps(call.tools).encode(), digest_size=12).hexdigest() if call.tools else ""
-            return episode.tree.grown(exchange.number + place, call, answer, digest)
+            return episode.tree.grown(exchange.number + place, call, answer, tools)
 
         if len(exchange.asked) == 1:
             return [await one(0, exchange.asked[0])]

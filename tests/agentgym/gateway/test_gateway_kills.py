@@ -181,6 +181,8 @@ async def disturbed(folder, episodes, kills, lines):
             kills + 1
         ):
             await asyncio.sleep(0.01)
+        if playing.done():
+            await playing  # raises what an agent failed with
         assert not playing.done(), "it was killed under load"
         await gateway.kill()
         await gateway.start()
