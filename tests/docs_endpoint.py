@@ -25,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self.reply({"object": "list", "data": [{"id": "my-model", "object": "model"}]})
+        self.reply({"object": "list", "data": [{"id": "my-model", "object": "model", "owned_by": "someone"}]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

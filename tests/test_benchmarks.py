@@ -126,6 +126,20 @@ def test_weights(tmp_path):
     assert rows[2]["share"] < 0.2
 
 
+@pytest.mark.slow
+def test_gateway(tmp_path):
+    """Without LiteLLM and vLLM. It fails where a call is not answered."""
+    options = ["--seconds", "0.3", "--rounds", "1", "--connections", "2", "--sides", "engine,inside,upstream"]
+    command = [sys.executable, str(BENCHMARKS / "gateway.py"), *options, "--out", "numbers.json"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    assert [(row["side"], row["stream"]) for row in rows] == [
+        (side, stream) for stream in (False, True) for side in ("engine", "inside", "upstream")
+    ]
+    assert all(row["calls_per_second"] > 0 and row["cpu_us"] > 0 for row in rows)
+
+
 def test_curves_of_runs_that_are_there(tmp_path):
     """What two seeds of one recipe and one of another wrote, drawn and tabled; nothing is trained."""
     curves = {

@@ -119,7 +119,7 @@ def test_agentgym_commands_run(words, reader, endpoint, monkeypatch):
     if reason := why_not_run(words):
         pytest.skip(reason)
     words = [IN_DOCS.sub(endpoint, word) for word in words]
-    if words[0] == "serve" or (words[0] == "view" and "--export" not in words):
+    if words[0] in ("serve", "gateway") or (words[0] == "view" and "--export" not in words):
         serves_until_it_is_told_to_end(words)
         return
     if words[0] == "eval" and "--model" in words:

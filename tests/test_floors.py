@@ -22,7 +22,7 @@ FLOORS = (
     ("agentgym.rewards",),
     ("agentgym.service.protocol",),
     ("agentgym.sandbox", "agentgym.service"),
-    ("agentgym.rollout",),
+    ("agentgym.gateway", "agentgym.rollout"),
     ("agentgym.evaluate", "agentgym.viewer"),
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),

@@ -21,7 +21,7 @@ from agentgym.core.usage_error import UsageError, instead, nearest
 COMMANDS = {
     "evaluate": {"eval": "evaluate", "compare": "runs", "rescore": "runs", "play": "play"},
     "look": {"view": "runs", "list": "environments"},
-    "serve": {"serve": "serve"},
+    "serve": {"serve": "serve", "gateway": "gateway"},
     "write environments": dict.fromkeys(("init", "check", "validate", "export"), "environments"),
     "this machine": {"doctor": "machine", "sandbox": "machine", "data": "machine", "completion": "completion"},
 }

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
@@ -78,7 +78,7 @@ class ChatPolicy:
         self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
             raise ValueError("the API key (OPENAI_API_KEY) has characters that no HTTP header can carry")
-        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self.headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._send_reasoning = send_reasoning
         self._system = system
         self._timeout = timeout
@@ -90,9 +90,26 @@ class ChatPolicy:
         if self._system is not None:
             own = sent.pop(0) if sent and sent[0].get("role") == "system" else None
             sent.insert(0, system(f"{self._system}\n\n{text_of(own)}" if own else self._system))
-        body = {**self.fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
+        return reply_of(
+            await self.complete({**self.fields, "messages": sent, **({"tools": list(tools)} if tools else {})})
+        )
+
+    async def complete(
+        self, body: dict[str, Any], told: Callable[[str, str], None] | None = None, path: str = _PATH
+    ) -> dict[str, Any]:
+        """The endpoint's answer to a request, as it writes those that are not streamed; of completions too. Raises as `act`.
+
+        `told` gets "reasoning" or "text" and its next piece, of a stream; one that is cut after that is not tried again.
+        """
         limiter, loop = endpoints.limiter_of(self.url), asyncio.get_running_loop()
         tries, counted, cause = 0, 0, ""
+        heard: list[str] = []
+
+        def tell(kind: str, text: str) -> None:
+            heard.append(kind)
+            if told is not None:
+                told(kind, text)
+
         answers = limiter.answers
         while True:
             self.calls.waited += await limiter.enter(again=tries > 0)
@@ -101,10 +118,12 @@ class ChatPolicy:
             tries += 1
             started = loop.time()
             try:
-                reply = await self._ask(body)
+                record = await self._ask(body, tell, self.url.replace(_PATH, path))
                 limiter.answered()
                 break
             except Passing as failure:
+                if heard and told is not None:
+                    raise EndpointError(f"{self.url}: {failure}") from failure
                 cause = failure.cause
                 # An endpoint that has too much to do, but answers others meanwhile, will come to this one.
                 counted += not (failure.busy and limiter.answers > answers)
@@ -117,9 +136,9 @@ class ChatPolicy:
             started = loop.time()
             await asyncio.sleep(wait)
             self.calls.waited += loop.time() - started
-        for name, count in reply.usage.items():
+        for name, count in token_counts(record.get("usage")).items():
             self.calls.usage[name] = self.calls.usage.get(name, 0) + count
-        return reply
+        return record
 
     def _wait_after(self, failure: Passing, tries: int, counted: int) -> float:
         if counted > self._retries or tries > _PATIENCE * self._retries:
@@ -128,7 +147,7 @@ class ChatPolicy:
             raise EndpointError(f"{self.url}: {failure}; it asks to wait {failure.wait:.0f} s") from failure
         return endpoints.backoff(max(counted, 1)) if failure.wait is None else failure.wait
 
-    async def _ask(self, body: dict[str, Any]) -> Reply:
+    async def _ask(self, body: dict[str, Any], tell: Callable[[str, str], None], url: str) -> dict[str, Any]:
         import aiohttp
 
         session = await endpoints.session()
@@ -139,10 +158,10 @@ class ChatPolicy:
             limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=self._timeout)
         self.calls.requests += 1
         try:
-            sent: dict[str, Any] = {"json": body, "headers": self._headers, "timeout": limit, "allow_redirects": False}
-            async with session.post(self.url, **sent) as response:
+            sent: dict[str, Any] = {"json": body, "headers": self.headers, "timeout": limit, "allow_redirects": False}
+            async with session.post(url, **sent) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
-                    return await read_stream(response.content.iter_any())
+                    return await read_stream(response.content.iter_any(), tell)
                 content = await response.read()
                 self._check_status(response, content)
                 return read_completion(content)
@@ -221,11 +240,15 @@ class Passing(Exception):
         self.busy = cause == "429" or wait is not None
 
 
-def read_completion(body: bytes) -> Reply:
+def read_completion(body: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(body)
+        record: dict[str, Any] = json.loads(body)
         _raise_error_of(record)
-        return reply_of(record)
+        choice = record["choices"][0]
+        if "text" in choice:  # of completions
+            choice["message"] = {"role": "assistant", "content": choice["text"]}
+        reply_of(record)
+        return record
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         shown = body[:200].decode(errors="replace")
         raise Passing(f"no chat completion ({error!r}): {shown!r}") from error
@@ -236,29 +259,36 @@ def reply_of(record: Mapping[str, Any]) -> Reply:
     return _reply(choice["message"], record.get("usage"), choice.get("finish_reason"))
 
 
-async def read_stream(chunks: AsyncIterator[bytes]) -> Reply:
+async def read_stream(chunks: AsyncIterator[bytes], tell: Callable[[str, str], None]) -> dict[str, Any]:
     message: Message = {"role": "assistant", "content": None}
     calls: dict[int, dict[str, Any]] = {}
-    usage, reason, begun = None, None, False
+    whole: dict[str, Any] = {}
+    record: dict[str, Any] = {"choices": [whole]}
+    begun = False
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
             break
         try:
-            record = json.loads(data)
-            _raise_error_of(record)
-            usage = record.get("usage") or usage
-            for choice in record["choices"][:1]:  # the last chunk may have the usage alone
+            part = json.loads(data)
+            _raise_error_of(part)
+            record |= {name: part[name] for name in ("usage", "prompt_token_ids") if part.get(name)}
+            for choice in part["choices"][:1]:  # the last chunk may have the usage alone
                 begun = True
-                _grow(message, calls, choice.get("delta") or {})
-                reason = choice.get("finish_reason") or reason
+                delta = choice.get("delta") or {"content": choice.get("text")}
+                _grow(message, calls, delta)
+                _gather(whole, choice)
+                for name in (*REASONING, "content"):
+                    if delta.get(name):
+                        tell("text" if name == "content" else "reasoning", delta[name])
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Passing(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
     else:
-        if reason is None:
+        if whole.get("finish_reason") is None:
             raise Passing("the stream ended before the answer did", "cut")
     if not begun:
         raise Passing("the stream has no answer in it")
-    return _reply({**message, "tool_calls": [calls[number] for number in sorted(calls)]}, usage, reason)
+    whole["message"] = {**message, "tool_calls": [calls[number] for number in sorted(calls)]}
+    return record
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
@@ -291,6 +321,15 @@ def _grow(message: Message, calls: dict[int, dict[str, Any]], delta: Mapping[str
         function = part.get("function") or {}
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _gather(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+    """Add what a chunk tells beside its text: why it ends, and the tokens where an endpoint of vLLM is asked for them."""
+    told = ("finish_reason", "stop_reason", "prompt_token_ids")
+    whole |= {name: choice[name] for name in told if choice.get(name) is not None}
+    whole.setdefault("token_ids", []).extend(choice.get("token_ids") or ())
+    for name, values in (choice.get("logprobs") or {}).items():
+        whole.setdefault("logprobs", {}).setdefault(name, []).extend(values or ())
 
 
 def _raise_error_of(record: Any) -> None:

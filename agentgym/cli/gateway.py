@@ -1,0 +1,141 @@
+"""The command `agentgym gateway`: an endpoint in front of a model, for agents of any kind, which records what they sample."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.cli.shared import print_json, set_run
+from agentgym.core.usage_error import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    from agentgym.gateway import Gateway, Passed, Upstream
+
+ADMIN_VARIABLE = "AGENTGYM_GATEWAY_KEY"
+_LIMITS = (
+    ("--max-turns", int, "turns", "answered calls of an episode"),
+    ("--max-tokens", int, "tokens", "tokens that an episode reads and writes"),
+    ("--max-seconds", float, "seconds", "seconds of an episode"),
+    ("--max-cost", float, "cost", "US dollars of an episode, by --prices"),
+)
+
+
+def add_gateway(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "gateway",
+        help="put an endpoint in front of a model that records what agents sample",
+        description="Serve OpenAI's chat completions, completions and Responses and Anthropic's messages in front of a model, until"
+        " Ctrl-C. Each agent's episode has a key of its own, and every call is on disk before its answer leaves. The key that opens"
+        f" episodes is {ADMIN_VARIABLE}, or made anew.",
+    )
+    add = parser.add_argument
+    add("--engine", required=True, metavar="URL", help="OpenAI-compatible endpoint of the model, up to and with /v1")
+    add("--model", metavar="NAME", help="its model (default: the first that it lists)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8100, help="port to listen on; 0 takes a free one (default: 8100)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/gateway"),
+        metavar="FOLDER",
+        help="folder of the record; a folder that has one goes on",
+    )
+    policies = ("strict", "override", "mask")
+    unusable = (
+        "what is done with settings that tokens cannot be trained with (default: override); only with --temperature"
+    )
+    add("--settings", choices=policies, default="override", help=unusable)
+    add("--temperature", type=float, metavar="T", help="of a run that trains on what is sampled")
+    for option, kind, _, what in _LIMITS:
+        add(option, type=kind, metavar="N", help=f"most {what}")
+    add("--prices", type=Path, metavar="FILE", help="table of prices, as of agentgym eval")
+    passed = "pass requests for the model NAME on to another endpoint; KEY names the variable with its API key; may be repeated"
+    add("--pass", dest="passed", action="append", default=[], metavar="NAME=URL[,KEY]", help=passed)
+    add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer of the engine (default: 600)")
+    add("--one-key", action="store_true", help="open an episode and print the variables by which agents find it")
+    set_run(parser, _gateway, "print the address and the keys, as JSON")
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    from agentgym.evaluate.budget import Prices
+    from agentgym.gateway import Gateway, Limits, Settings, Upstream
+
+    given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, f"max_{name}")) is not None}
+    with usage_errors(ValueError):
+        limits = Limits(**given)
+        prices = Prices.load(args.prices) if args.prices else None
+        engine = Upstream(args.engine, args.model, timeout=args.timeout)
+        passed = dict(_passed(text) for text in args.passed)
+    if args.max_cost is not None and prices is None:
+        raise UsageError("--max-cost needs --prices")
+    gateway = Gateway(
+        engine,
+        args.out,
+        settings=Settings(args.settings, args.temperature),
+        limits=limits,
+        host=args.host,
+        port=args.port,
+        admin_key=os.environ.get(ADMIN_VARIABLE),
+        passed=passed,
+        cost_of=prices.cost if prices else None,
+    )
+    return asyncio.run(_served(gateway, engine, args))
+
+
+def _passed(text: str) -> tuple[str, Passed]:
+    from agentgym.gateway import Passed
+
+    name, _, place = text.partition("=")
+    url, _, variable = place.partition(",")
+    if variable and variable not in os.environ:
+        raise ValueError(f"--pass {text}: the variable {variable} is not set")
+    return name, Passed(url, os.environ.get(variable, ""))
+
+
+async def _served(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> int:
+    from agentgym.policies.base import EndpointError
+
+    with usage_errors(EndpointError):
+        await engine.start()
+    leaving = asyncio.Event()
+    for how in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(how, leaving.set)
+    try:
+        await gateway.__aenter__()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the gateway cannot start: {error}") from error
+    try:
+        await _say(gateway, engine, args)
+        await leaving.wait()
+    finally:
+        await gateway.__aexit__()
+    return 0
+
+
+async def _say(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> None:
+    told: dict[str, Any] = {"url": gateway.url, "model": engine.models[0], "record": str(gateway.record.path)}
+    told["exact_tokens"] = engine.exact
+    if ADMIN_VARIABLE not in os.environ:
+        told["admin_key"] = gateway.admin_key
+    if args.one_key:
+        episode, key = await gateway.open()
+        told |= {"episode": episode.id, "key": key}
+    if args.json:
+        print_json(told)
+        return
+    exact = "" if engine.exact else " (the engine tells no token ids: they are not recorded)"
+    print(f"{engine.models[0]} at {gateway.url}, recorded in {gateway.record.path}{exact} (Ctrl-C ends it)")
+    if "admin_key" in told:
+        print(f"{ADMIN_VARIABLE}={gateway.admin_key}")
+    if args.one_key:
+        variables = {"OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": told["key"]}
+        variables |= {"ANTHROPIC_BASE_URL": gateway.url, "ANTHROPIC_API_KEY": told["key"]}
+        print("\n".join(f"export {name}={value}" for name, value in variables.items()))
+    sys.stdout.flush()
+    if args.host not in ("127.0.0.1", "localhost", "::1"):
+        print("agentgym gateway: without TLS, keys and answers can be read on the way", file=sys.stderr)

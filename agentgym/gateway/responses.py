@@ -1,0 +1,186 @@
+"""OpenAI's Responses: items in and out. An earlier response is found by its id in the episode's record."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from agentgym.core.messages import Message
+from agentgym.gateway import chat
+from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
+from agentgym.gateway.forms import CUSTOM, PING, Body, Events, call_of, plain_message, tool_call
+
+if TYPE_CHECKING:
+    from agentgym.gateway.episodes import Episode, Exchange
+
+ping, error = PING, chat.error
+_APART = ["input", "instructions", "previous_response_id", "include", "truncation", "background", "conversation"]
+_APART += ["text", "reasoning", "client_metadata", "max_tool_calls"]
+_ECHOED = ["model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning"]
+_ECHOED += ["temperature", "top_p"]
+
+
+# ---- requests
+
+
+def read(body: Body, episode: Episode) -> list[ModelCall]:
+    if body.get("background") or body.get("conversation"):
+        raise Refused(400, "background and conversation are not supported here")
+    given = body.get("input") or []
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    call = call_of(body, _APART, [*system, *_before(body, episode), *_messages(items, episode)])
+    if effort := (body.get("reasoning") or {}).get("effort"):
+        call.settings["reasoning_effort"] = effort
+    form = dict((body.get("text") or {}).get("format") or {"type": "text"})
+    if (kind := form.pop("type")) != "text":
+        call.settings["response_format"] = {"type": kind, **({kind: form} if form else {})}
+    return [call]
+
+
+def _before(body: Body, episode: Episode) -> list[Message]:
+    """The conversation up to and with the previous response, without the instructions that it had."""
+    if not (name := body.get("previous_response_id")):
+        return []
+    exchange = episode.by_id.get(str(name).removeprefix("resp_"))
+    if exchange is None or not exchange.calls:
+        raise Refused(400, f"there is no response {name!r:.80} in this episode", "previous_response_not_found")
+    call = exchange.calls[0]
+    return [*call.conversation()[exchange.instructed :], call.answer.message]
+
+
+def _messages(items: Any, episode: Episode) -> list[Message]:
+    """Items as chat messages; what the model said in one response is one message."""
+    messages: list[Message] = []
+    before = ""  # the type of the item before
+    for place, item in enumerate(items):
+        kind, where = item.get("type", "message"), f"input[{place}]"
+        if kind == "reasoning":
+            messages.append({"role": "assistant", "content": "", "reasoning_content": _thought(item)})
+        elif kind == "message":
+            message = plain_message({"role": item["role"], "content": item["content"]}, where)
+            if before == "reasoning" and message["role"] == "assistant":
+                messages[-1]["content"] = message["content"]
+            else:
+                messages.append(message)
+        elif kind in ("function_call", "custom_tool_call"):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            custom = kind == "custom_tool_call"
+            said = episode.arguments_of(item["call_id"], {CUSTOM: item["input"]}) if custom else item["arguments"]
+            messages[-1].setdefault("tool_calls", []).append(tool_call(item["call_id"], item["name"], said))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            answer = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            messages.append(plain_message(answer, where))
+        else:
+            raise Refused(400, f"{where}: items of the type {kind!r:.50} are not known here")
+        before = kind
+    return [{k: v for k, v in message.items() if v or k != "reasoning_content"} for message in messages]
+
+
+def _thought(item: Body) -> str:
+    if item.get("content"):
+        return "".join(part["text"] for part in item["content"])
+    return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
+
+
+# ---- answers
+
+
+def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
+    (answer,) = exchange.answers
+    calls = answer.message.get("tool_calls") or ()
+    parts = [(kind, text) for kind, text in answer.parts() if text or (kind == TEXT and not calls)]
+    items = [_item(body, exchange, kind, text) for kind, text in parts]
+    items += [_called(body, exchange, place, call) for place, call in enumerate(calls)]
+    status: dict[str, Any] = {"status": "completed"}
+    if answer.finish_reason in ("length", "content_filter"):
+        reason = "max_output_tokens" if answer.finish_reason == "length" else "content_filter"
+        status = {"status": "incomplete", "incomplete_details": {"reason": reason}}
+    return {**_response(body, exchange), **status, "output": items, "usage": _usage(answer)}
+
+
+def _response(body: Body, exchange: Exchange) -> dict[str, Any]:
+    """A response that has only begun."""
+    made = {"id": f"resp_{exchange.id}", "object": "response", "created_at": int(exchange.began)}
+    told = {name: body.get(name) for name in _ECHOED} | {"truncation": "disabled", "status": "in_progress"}
+    chosen = {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
+    chosen["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
+    return {**made, **told, **chosen, "error": None, "incomplete_details": None, "output": [], "usage": None}
+
+
+def _item(body: Body, exchange: Exchange, kind: str, text: str | None) -> dict[str, Any]:
+    """The reasoning or the text of an answer; None: it has only begun."""
+    made = {"status": "in_progress" if text is None else "completed", "content": [_part(kind, text)] if text else []}
+    if kind == TEXT:
+        content = [] if text is None else [_part(kind, text)]
+        return {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", **made, "content": content}
+    item = {"id": f"rs_{exchange.id}", "type": "reasoning", "summary": [], **made}
+    if "reasoning.encrypted_content" in (body.get("include") or ()):
+        item["encrypted_content"] = base64.b64encode((text or "").encode(errors="replace")).decode()
+    return item
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _called(body: Body, exchange: Exchange, place: int, call: Body) -> dict[str, Any]:
+    name, said = call["function"]["name"], call["function"]["arguments"]
+    item = {"id": f"fc_{exchange.id}_{place}", "call_id": call["id"], "name": name, "status": "completed"}
+    if not any(tool["type"] == "custom" and tool["name"] == name for tool in body.get("tools") or ()):
+        return {**item, "type": "function_call", "arguments": said}
+    try:
+        return {**item, "type": "custom_tool_call", "input": str(json.loads(said)[CUSTOM])}
+    except (ValueError, TypeError, KeyError):  # the model did not keep to the form: the tool gets what it said
+        return {**item, "type": "custom_tool_call", "input": said}
+
+
+def _usage(answer: ModelAnswer) -> dict[str, Any]:
+    count = answer.usage.get
+    read_, written = count("prompt_tokens", 0), count("completion_tokens", 0)
+    details = {"input_tokens_details": {"cached_tokens": count("cached_tokens", 0), "cache_write_tokens": 0}}
+    details["output_tokens_details"] = {"reasoning_tokens": count("reasoning_tokens", 0)}
+    return {"input_tokens": read_, "output_tokens": written, "total_tokens": read_ + written, **details}
+
+
+def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
+    def of(name: str, item: Body, **more: Any) -> tuple[str, Any]:
+        if name.startswith("output_item"):
+            return f"response.{name}", {"output_index": block, "item": item}
+        return f"response.{name}", {"item_id": item["id"], "output_index": block, **more}
+
+    if step == "begin":
+        for name in ("created", "in_progress"):
+            yield f"response.{name}", {"response": _response(body, exchange)}
+    elif step in ("open", "delta", "close"):
+        kind, text = data
+        item = _item(body, exchange, kind, text if step == "close" else None)
+        name = "reasoning_text" if kind == REASONING else "output_text"
+        more: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
+        if step == "open":
+            yield of("output_item.added", item)
+            yield of("content_part.added", item, content_index=0, part=_part(kind, ""))
+        elif step == "delta":
+            yield of(f"{name}.delta", item, content_index=0, delta=text, **more)
+        else:
+            yield of(f"{name}.done", item, content_index=0, text=text, **more)
+            yield of("content_part.done", item, content_index=0, part=_part(kind, text))
+            yield of("output_item.done", item)
+    elif step == "call":
+        item = _called(body, exchange, *data)
+        custom = "input" in item
+        field, name = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
+        yield of("output_item.added", {**item, "status": "in_progress", field: ""})
+        yield of(f"{name}.delta", item, delta=item[field])
+        yield of(f"{name}.done", item, **{field: item[field]})
+        yield of("output_item.done", item)
+    elif step == "failed":
+        told = {"code": data[0].code or "server_error", "message": str(data[0])}
+        yield "response.failed", {"response": {**_response(body, exchange), "status": "failed", "error": told}}
+    elif step == "end":
+        response = whole(body, exchange)
+        yield f"response.{response['status']}", {"response": response}

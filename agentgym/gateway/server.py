@@ -1,0 +1,443 @@
+"""The gateway: an endpoint in front of a model, which knows agents by their keys and records all that is sampled for them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from agentgym.gateway import anthropic, chat, completions, responses
+from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
+from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
+from agentgym.gateway.streams import Stream
+from agentgym.gateway.upstream import Passed
+from agentgym.storage import locks
+from agentgym.storage.durable import DurableLines, NotWritten
+
+if TYPE_CHECKING:
+    from agentgym.gateway.tree import Call
+
+FILE = "calls.jsonl"
+MOST_BYTES = 64 << 20  # of a request
+PING_SECONDS, CLOSE_SECONDS = 10.0, 10.0
+_PROTOCOLS: dict[str, Any] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic,
+}
+_COUNT, _MODELS, _EMBEDDINGS, _EPISODES = "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/v1/episodes"
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+# How an answer is wanted, which is no part of what is asked.
+_MANNER = rb'"stream(?:_options)?"\s*:\s*(?:true|false|null|\{[^}]*\})'
+_MANNERS = re.compile(rb",\s*" + _MANNER + rb"|" + _MANNER + rb"\s*,")
+_log = logging.getLogger("agentgym.gateway")
+
+
+class Connection(web.RequestHandler):
+    """A client's connection. It knows whose answer it carries until that is known to have arrived, or not."""
+
+    asked: tuple[Episode, Exchange] | None = None
+
+    def ask(self, episode: Episode, exchange: Exchange) -> None:
+        self.leave(lost=False)  # who asks again has read the answer before
+        if self.transport is not None:
+            exchange.clients[self] = False
+            self.asked = episode, exchange
+
+    def sent(self) -> None:
+        if self.asked is not None and self.transport is not None and not self.transport.is_closing():
+            self.asked[1].clients[self] = True
+
+    def leave(self, lost: bool) -> None:
+        if self.asked is not None:
+            episode, exchange = self.asked
+            self.asked = None
+            episode.left(exchange, self, lost)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        there = self.transport.get_extra_info("socket") if self.transport is not None else None
+        # A client that closes before it has read all resets the connection.
+        self.leave(exc is not None or (there is not None and there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0))
+        super().connection_lost(exc)
+
+
+class Gateway:
+    """An endpoint for agents; an async context manager. Started again in a folder, it goes on with the episodes there.
+
+    Args:
+        folder: gets the record, `calls.jsonl`. One gateway at a time writes there.
+        limits: of episodes that are opened without their own.
+        admin_key: opens, grades and ends episodes over HTTP; None makes one.
+        passed: endpoints of other models by the names that agents ask for. What they answer is not recorded.
+        cost_of: US dollars of a model's usage (see `Reply.usage`); None where it has no price.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        folder: str | Path,
+        *,
+        settings: Settings = Settings(),  # noqa: B008 - frozen
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        host: str = "127.0.0.1",
+        port: int = 0,
+        admin_key: str | None = None,
+        passed: Mapping[str, Passed] | None = None,
+        cost_of: Callable[[str, Mapping[str, int]], float | None] | None = None,
+    ):
+        self.backend, self.folder, self.settings, self.limits = backend, Path(folder), settings, limits
+        self.host, self.port, self.admin_key = host, port, admin_key or _new_key()
+        self.episodes: dict[str, Episode] = {}
+        self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
+        self._by_key: dict[str, Episode] = {}
+        self.schemas: dict[str, list[dict[str, Any]]] = {}  # of tools, by their digests: those in the record
+        self._sampling: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Gateway:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = locks.hold(self.folder)
+        try:
+            self.record = DurableLines(self.folder / FILE)
+            self._read_record()
+            await self._listen()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
+
+        self._http = web.Server(self._answer, request_factory=request)
+        options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
+        self._listening = await loop.create_server(
+            lambda: Connection(self._http, **options), self.host, self.port, backlog=1024
+        )
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def __aexit__(self, *error: object) -> None:
+        self._listening.close()
+        if self._sampling:
+            _, left = await asyncio.wait(self._sampling, timeout=CLOSE_SECONDS)
+            for task in left:
+                task.cancel()
+        await self._http.shutdown(1.0)
+        for episode in self.episodes.values():
+            if news := episode.news():
+                self.record.note({"episode": episode.id, **news})
+        await self.record.close()
+        os.close(self._lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    def _read_record(self) -> None:
+        for number, line in enumerate(self.record.read(), start=1):
+            try:
+                if "open" in line:
+                    opened, expires = line["times"]
+                    limits = Limits(**line["limits"])
+                    self._know(Episode(line["open"], line["key"], limits, opened, expires, line["seed"]))
+                elif "schemas" in line:
+                    self.schemas[line["tools"]] = line["schemas"]
+                elif "forget" in line:
+                    self._drop(line["forget"])
+                elif "passed" not in line:
+                    self.episodes[line["episode"]].read(line)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{self.record.path}:{number}: not a line of a record: {error!r}") from error
+
+    # ---- what a run does with episodes
+
+    async def open(
+        self,
+        id: str | None = None,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        seconds: float = EXPIRES_SECONDS,
+    ) -> tuple[Episode, str]:
+        """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
+
+        ValueError: there is an episode of this id. NotWritten: it cannot be recorded.
+        """
+        id = id or secrets.token_hex(8)
+        if id in self.episodes:
+            raise ValueError(f"there is an episode {id!r} already")
+        key, now = _new_key(), time.time()
+        episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
+        self._know(episode)
+        try:
+            await self.record.write(episode.opening())
+        except NotWritten:
+            self._drop(id)
+            raise
+        return episode, key
+
+    async def reward(self, id: str, reward: float, metrics: Mapping[str, float] | None = None) -> None:
+        """Set an episode's reward; the last one counts. KeyError: there is no such episode."""
+        await self._tell(id, {"reward": reward, "metrics": dict(metrics or {})})
+
+    async def end(self, id: str, reason: str = "ended", complete: bool = True) -> None:
+        """Answer no more calls of an episode. One that is not complete is not to be trained on."""
+        await self._tell(id, {"end": reason, "complete": complete, **self.episodes[id].news()})
+
+    def forget(self, id: str) -> None:
+        """Give an episode's memory back. It stays in the record."""
+        self._drop(id)
+        self.record.note({"forget": id})
+
+    async def _tell(self, id: str, news: dict[str, Any]) -> None:
+        episode = self.episodes[id]
+        await self.record.write({"episode": id, **news})
+        episode.read(news)
+
+    def _know(self, episode: Episode) -> None:
+        self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
+
+    def _drop(self, id: str) -> None:
+        del self._by_key[self.episodes.pop(id).key_digest]
+
+    # ---- HTTP
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path, key = request.path, _key_of(request)
+        if path.startswith("/episodes/"):
+            key, _, path = path.removeprefix("/episodes/").partition("/")
+            path = f"/{path}"
+        try:
+            if path.startswith(_EPISODES):
+                return await self._admin(request, path.removeprefix(_EPISODES).strip("/"))
+            episode = self._by_key.get(_digest(key))
+            if episode is None or episode.expires < time.time():
+                raise Refused(401, "no episode has this key, or it has expired", "invalid_api_key")
+            return await self._served(request, path, episode)
+        except ConnectionError:
+            return web.Response()  # the client has left, as aiohttp finds when it sends this
+        except NotWritten as error:
+            refused = _unrecorded(error)
+        except web.HTTPRequestEntityTooLarge:
+            refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
+        except RecursionError:
+            refused = Refused(400, "the request is nested too deeply")
+        except Refused as error:
+            refused = error
+        protocol = anthropic if path.startswith("/v1/messages") else chat
+        return web.json_response(protocol.error(refused), status=refused.status)
+
+    async def _served(self, request: web.BaseRequest, path: str, episode: Episode) -> web.StreamResponse:
+        if (request.method, path) == ("GET", _MODELS):
+            return web.json_response(self._models())
+        if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS):
+            raise Refused(404, f"{request.method} {path:.100} is not served here")
+        raw = await request.read()
+        body = _object(raw)
+        if passed := self._passed.get(str(body.get("model"))):
+            status, response = await passed.forward(request, path, raw)
+            self.record.note({"episode": episode.id, "passed": body["model"], "path": path, "status": status})
+            return response
+        if path == _EMBEDDINGS:
+            raise Refused(404, f"no model {body.get('model')!r:.80} is served here", "model_not_found")
+        if path == _COUNT:
+            (call,) = self._calls(anthropic, body, episode)
+            return web.json_response({"input_tokens": await self.backend.count(call)})
+        exchange = self._exchange(request, path, raw, body, episode)
+        protocol = _PROTOCOLS[path]
+        if body.get("stream") is True:
+            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.ping)
+        else:
+            await exchange.news()
+            if exchange.error is not None:
+                raise exchange.error
+            response = web.json_response(protocol.whole(body, exchange))
+            await response.prepare(request)
+            await response.write_eof()
+        if exchange.error is None and isinstance(request.protocol, Connection):
+            request.protocol.sent()
+        return response
+
+    def _models(self) -> dict[str, Any]:
+        """In the forms of both protocols."""
+        names = [*self.backend.models, *self._passed]
+        old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
+        data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
+        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+    def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
+        try:
+            calls: list[ModelCall] = protocol.read(body, episode)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
+        for call in calls:
+            call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
+            self.settings.settle(call, self.backend)
+        return calls
+
+    def _exchange(
+        self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
+    ) -> Exchange:
+        """The exchange of a request: one that it is a retry of, or a new one, which is begun."""
+        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
+        key = request.headers.get("Idempotency-Key")
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        exchange = episode.find(digest, again, key)
+        if exchange is None:
+            read = self._calls(_PROTOCOLS[path], body, episode)
+            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
+            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
+            task = asyncio.create_task(self._sample(episode, exchange, path))
+            self._sampling.add(task)
+            task.add_done_callback(self._sampling.discard)
+        if isinstance(request.protocol, Connection):
+            request.protocol.ask(episode, exchange)
+        return exchange
+
+    async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
+        """Answer an exchange and record it, whether or not its client stays."""
+        try:
+            digest = await self._recorded_tools(exchange.asked[0].tools)
+            calls = await self._sampled(episode, exchange, digest)
+            cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
+            await self.record.write(episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
+            episode.answered(exchange, calls, cost)
+        except Refused as error:
+            episode.failed(exchange, error)
+        except NotWritten as error:
+            episode.failed(exchange, _unrecorded(error))
+        except Exception as error:
+            _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
+            episode.failed(exchange, Refused(500, f"the engine failed: {error!r:.500}", "engine"))
+
+    async def _recorded_tools(self, tools: list[dict[str, Any]]) -> str:
+        """The digest of tools, whose schemas are recorded once."""
+        if not tools:
+            return ""
+        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest()
+        if digest not in self.schemas:
+            self.schemas[digest] = tools
+            try:
+                await self.record.write({"tools": digest, "schemas": tools})
+            except NotWritten:
+                del self.schemas[digest]
+                raise
+        return digest
+
+    async def _sampled(self, episode: Episode, exchange: Exchange, tools: str) -> list[Call]:
+        if exchange.limit is not None:
+            return episode.polite(exchange)
+
+        async def one(place: int, call: ModelCall) -> Call:
+            def told(kind: str, text: str) -> None:
+                exchange.tell(place, kind, text)
+
+            answer = await self.backend.answer(call, episode.id, told)
+            for kind, whole in answer.parts():
+                said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
+                if not whole.startswith(said):
+                    raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
+            return episode.tree.grown(exchange.number + place, call, answer, tools)
+
+        if len(exchange.asked) == 1:
+            return [await one(0, exchange.asked[0])]
+        return list(await asyncio.gather(*(one(place, call) for place, call in enumerate(exchange.asked))))
+
+    async def _stream(
+        self, request: web.BaseRequest, exchange: Exchange, stream: Stream, ping: bytes
+    ) -> web.StreamResponse:
+        """Send what is told while it is told, and the end once it is on disk. An error before that has its own status."""
+        response: web.StreamResponse | None = None
+        seen = 0
+        while True:
+            await exchange.news(seen, PING_SECONDS)
+            pieces = exchange.pieces[seen:]
+            seen += len(pieces)
+            if response is None and exchange.error is not None:
+                raise exchange.error
+            out = b""
+            if response is None:
+                response = web.StreamResponse(headers=_EVENTS)
+                await response.prepare(request)
+                out = stream.begin()
+            out += b"".join([stream.tell(*piece) for piece in pieces])
+            if exchange.done:
+                out += stream.end() if exchange.error is None else stream.failed(exchange.error)
+            await response.write(out or ping)
+            if exchange.done:
+                await response.write_eof()
+                return response
+
+    # ---- the run's own routes
+
+    async def _admin(self, request: web.BaseRequest, path: str) -> web.Response:
+        if not hmac.compare_digest(_key_of(request).encode(), self.admin_key.encode()):
+            raise Refused(401, "this takes the gateway's admin key", "invalid_api_key")
+        id, _, verb = path.partition("/")
+        body = _object(await request.read() or b"{}")
+        try:
+            if (request.method, path) == ("POST", ""):
+                limits = Limits(**body["limits"]) if "limits" in body else None
+                seconds = float(body.get("expires_seconds", EXPIRES_SECONDS))
+                episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
+                return web.json_response({"key": key, **self.addresses(key), **episode.to_json()})
+            if id not in self.episodes:
+                raise Refused(404, f"there is no episode {id!r:.80}")
+            if (request.method, verb) == ("POST", "reward"):
+                if not math.isfinite(body["reward"]):
+                    raise ValueError(f"reward is a number, not {body['reward']!r:.50}")
+                await self.reward(id, body["reward"], body.get("metrics"))
+            elif (request.method, verb) == ("POST", "end"):
+                await self.end(id, str(body.get("reason", "ended")), body.get("complete", True) is True)
+            elif (request.method, verb) != ("GET", ""):
+                raise Refused(404, f"{request.method} {request.path:.100} is not served here")
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(400, str(error)) from error
+        return web.json_response(self.episodes[id].to_json())
+
+    def addresses(self, key: str) -> dict[str, str]:
+        """Where agents find an episode: with its key as the API key, or with the key in the address."""
+        return {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
+
+
+def _new_key() -> str:
+    return f"ag-{secrets.token_urlsafe(24)}"
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def _key_of(request: web.BaseRequest) -> str:
+    bearer = request.headers.get("Authorization", "").partition(" ")[2].strip()
+    return request.headers.get("x-api-key") or request.headers.get("api-key") or bearer
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise Refused(400, "the body is not a JSON object")
+    return value
+
+
+def _unrecorded(error: NotWritten) -> Refused:
+    return Refused(507, f"nothing is answered that is not recorded: {error}", "record")

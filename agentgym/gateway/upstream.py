@@ -1,0 +1,128 @@
+"""Models behind endpoints of their own: the backend of an evaluation, and those that requests are only passed on to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from agentgym.core.trajectory import Tokens
+from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused, Told
+from agentgym.policies import endpoints
+from agentgym.policies.base import EndEpisode, EndpointError
+from agentgym.policies.chat import ChatPolicy, as_sent, reply_of, url_of
+
+UNTOLD = -1  # the weight version of tokens from an endpoint that does not tell it
+_CHAT, _COMPLETIONS = "/chat/completions", "/completions"
+_START_SECONDS = 30.0
+
+
+class Upstream:
+    """A model behind an OpenAI-compatible endpoint, asked as by `ChatPolicy`. vLLM's tells the exact tokens. `start` it first."""
+
+    honours: Collection[str] | None = None  # all
+
+    def __init__(self, base_url: str, model: str | None = None, api_key: str | None = None, timeout: float = 600.0):
+        self._policy = ChatPolicy(model or "", base_url, api_key, timeout=timeout)
+        self._base = url_of(base_url).removesuffix(_CHAT)
+        self._asked = model
+        self.models: Sequence[str] = ()
+        self.exact = False
+
+    async def start(self) -> None:
+        """Look what it serves. EndpointError: it does not answer, or not for this model."""
+        try:
+            listed = await self._ask("GET", f"{self._base}/models")
+            cards = {str(card["id"]): card for card in listed["data"]}
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            raise EndpointError(f"{self._base}/models: no list of models: {str(error) or repr(error)}") from error
+        name = self._asked or next(iter(cards), "")
+        if name not in cards:
+            there = f"there are {', '.join(cards)}" if cards else "there is none"
+            raise EndpointError(f"{self._base} serves no model {name!r}; {there}")
+        self.models, self.exact = [name], cards[name].get("owned_by") == "vllm"
+
+    async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
+        body = {"model": self.models[0], **call.used}
+        path = _CHAT if call.prompt is None else _COMPLETIONS
+        if call.prompt is None:
+            body |= {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
+        else:
+            body["prompt"] = call.prompt
+        if self.exact:
+            body = {"logprobs": True if call.prompt is None else 0, **body, "return_token_ids": True}
+        if call.streams:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            record = await self._policy.complete(body, told if call.streams else None, path)
+        except EndEpisode as full:
+            raise Refused(
+                400, "the prompt is too long: it exceeds the model's maximum context length", "context_length_exceeded"
+            ) from full
+        except EndpointError as error:
+            status = 400 if error.status in (400, 404, 413, 415, 422) else 502
+            raise Refused(status, str(error).replace(self._policy.url, "the engine"), "engine") from error
+        reply, choice = reply_of(record), record["choices"][0]
+        message = {k: v for k, v in reply.message.items() if v not in (None, [])} | {
+            "content": reply.message["content"] or ""
+        }
+        if "reasoning" in message:
+            message["reasoning_content"] = message.pop("reasoning")
+        stop = choice.get("stop_reason")
+        more = {"logprobs": choice.get("logprobs")} if "logprobs" in call.used else {}
+        reason = reply.finish_reason or "stop"
+        return ModelAnswer(
+            message, _tokens(record, reason), reply.usage, reason, stop if isinstance(stop, str) else None, more
+        )
+
+    async def count(self, call: ModelCall) -> int:
+        if not self.exact:
+            raise Refused(400, "the engine does not count tokens")
+        body = {"model": self.models[0], "messages": as_sent(call.messages, True), "tools": call.tools or None}
+        counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
+        return int(counted["count"])
+
+    async def _ask(self, method: str, url: str, **more: Any) -> Any:
+        session, limit = await endpoints.session(), aiohttp.ClientTimeout(total=_START_SECONDS)
+        async with session.request(method, url, headers=self._policy.headers, timeout=limit, **more) as response:
+            response.raise_for_status()
+            return await response.json()
+
+
+def _tokens(record: dict[str, Any], reason: str) -> Tokens | None:
+    choice = record["choices"][0]
+    prompt = record.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    ids, told = choice.get("token_ids"), choice.get("logprobs") or {}
+    logprobs = told.get("token_logprobs") or [each["logprob"] for each in told.get("content") or ()]
+    if not prompt or not ids or len(logprobs) != len(ids):
+        return None
+    return Tokens(prompt, ids, logprobs, [UNTOLD] * len(ids), reason)
+
+
+class Passed:
+    """Another endpoint, to which requests go as they are and whose answers come back as they are."""
+
+    def __init__(self, base_url: str, api_key: str = ""):
+        self._url = url_of(base_url).removesuffix(_CHAT).removesuffix("/v1")
+        self._key = api_key
+
+    async def forward(self, request: web.BaseRequest, path: str, raw: bytes) -> tuple[int, web.StreamResponse]:
+        """Its answer's status, and the answer, which was sent."""
+        names = ("Content-Type", "anthropic-version", "anthropic-beta")
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        headers |= {"Authorization": f"Bearer {self._key}", "x-api-key": self._key} if self._key else {}
+        try:
+            async with (await endpoints.session()).post(f"{self._url}{path}", data=raw, headers=headers) as answer:
+                kind = answer.headers.get("Content-Type", "application/json")
+                response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+                return answer.status, response
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Refused(
+                502, f"the endpoint of this model does not answer: {type(error).__name__}", "engine"
+            ) from error

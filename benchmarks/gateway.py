@@ -1,0 +1,186 @@
+"""What the gateway adds to a call: beside asking the engine itself, and beside another recording proxy of this field, LiteLLM's.
+
+The engine is instant: it looks at nothing and always says the same 12 tokens, so all that is measured is on the way. With `--vllm`
+a tiny model behind vLLM on the CPU is a second one. The load asks over plain sockets, each connection anew as soon as it has its
+answer. LiteLLM records each call by a callback that appends a line to a file, without syncing it; it is installed from the package
+index into a virtual environment of its own in the user's cache, on the first run. CPU time is that of the side's process alone.
+
+python benchmarks/gateway.py [--out FILE.json] [--connections 1,32] [--seconds 3] [--rounds 3] [--sides SIDE,...] [--vllm] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PARTS = HERE / "gateway_sides"
+PEER = "litellm[proxy]==1.108.7"
+SIDES = ("engine", "inside", "upstream", "litellm")
+GOAL_MS, GOAL_CALLS = 1.0, 2000
+
+
+def peer_python() -> Path:
+    """The Python of LiteLLM's virtual environment, which is made where there is none."""
+    mark = hashlib.sha256((PEER + platform.python_version()).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "agentgym" / "benchmarks" / f"litellm-{mark}"
+    if not (folder / "complete").exists():
+        print(f"installing {PEER} into {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        install = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", PEER]
+        done = subprocess.run(install, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{PEER} cannot be installed: {done.stderr[-2000:]}")
+        (folder / "complete").touch()
+    return folder / "bin" / "python"
+
+
+@contextlib.contextmanager
+def side_of(name: str, folder: Path, engine: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A side that serves: its `url`, `model`, `keys` and `pid`."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, PARTS / "serve.py", name, folder / name, engine.get("url", "")]
+    if name == "litellm":
+        command = [peer_python(), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
+        env.pop("PYTHONPATH")
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+    )
+    try:
+        told = next((line for line in process.stdout if line.startswith('{"url"')), None)
+        if told is None:
+            raise SystemExit(f"the side {name} does not come up")
+        yield {"model": engine.get("model", "model"), "keys": ["sk-none"], "pid": process.pid, **json.loads(told)}
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def vllm(folder: Path) -> Iterator[dict[str, Any]]:
+    from agent_train.config.schema import TinyConfig
+    from agent_train.learner.tiny import build_tiny, texts_of_env
+    from agentgym.evaluate.serving import serve_model
+
+    build_tiny(
+        folder / "tiny", texts_of_env("frozen_lake", n=8), TinyConfig(hidden=64, layers=1, heads=2), 1024, seed=0
+    )
+    with serve_model(folder / "tiny", log=folder / "vllm.log", timeout=600) as (url, model):
+        yield {"url": url.removesuffix("/v1"), "model": model, "keys": ["none"], "pid": os.getpid()}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def measure(side: dict[str, Any], connections: int, stream: bool, seconds: float) -> dict[str, float]:
+    command = [sys.executable, PARTS / "load.py", side["url"], connections, seconds, int(stream), side["model"]]
+    before, began = cpu_seconds(side["pid"]), time.perf_counter()
+    done = subprocess.run([*map(str, command), ",".join(side["keys"])], capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        raise SystemExit(f"the load on {side['url']} failed: {done.stdout} {done.stderr}")
+    told = json.loads(done.stdout)
+    used = (cpu_seconds(side["pid"]) - before) * told["seconds"] / (time.perf_counter() - began)
+    calls = max(told["calls"], 1)
+    return {"median_ms": told["median"], "p99_ms": told["p99"], "calls_per_second": told["calls"] / told["seconds"]} | {
+        "cpu_us": used / calls * 1e6
+    }
+
+
+def rows_of(args: argparse.Namespace, engine: dict[str, Any], folder: Path, of: str) -> list[dict[str, Any]]:
+    """The best of the rounds of each side; all sides run in turn in every round."""
+    found: dict[tuple[str, int, bool], list[dict[str, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        sides = {"engine": engine}
+        wanted = [name for name in args.sides if name != "engine" and (of == "instant" or name != "inside")]
+        sides |= {name: stack.enter_context(side_of(name, folder, engine)) for name in wanted}
+        for _ in range(args.rounds):
+            for connections in args.connections:
+                for stream in (False, True):
+                    for name, side in sides.items():
+                        taken = measure(side, connections, stream, args.seconds)
+                        found.setdefault((name, connections, stream), []).append(taken)
+    rows = []
+    for (name, connections, stream), rounds in found.items():
+        best = {part: (max if part == "calls_per_second" else min)(each[part] for each in rounds) for part in rounds[0]}
+        rows.append({"engine": of, "side": name, "connections": connections, "stream": stream, **best})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    direct = {(r["engine"], r["connections"], r["stream"]): r for r in rows if r["side"] == "engine"}
+    print(
+        "\n| engine | connections | stream | side | median ms (added) | p99 ms | calls/s | CPU us/call |\n|---|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        added = row["median_ms"] - direct[row["engine"], row["connections"], row["stream"]]["median_ms"]
+        print(
+            f"| {row['engine']} | {row['connections']} | {'yes' if row['stream'] else 'no'} | {row['side']}"
+            f" | {row['median_ms']:.2f} ({added:+.2f}) | {row['p99_ms']:.1f} | {row['calls_per_second']:,.0f} | {row['cpu_us']:.0f} |"
+        )
+    ours = [row for row in rows if row["side"] == "inside" and not row["stream"]]
+    if ours:
+        least, most = min(row["median_ms"] for row in ours), max(row["calls_per_second"] for row in ours)
+        print(
+            f"\nmedian added, one connection: {least:.2f} ms, goal {GOAL_MS:g}: {'met' if least < GOAL_MS else 'MISSED'}"
+        )
+        print(f"calls/s: {most:,.0f}, goal {GOAL_CALLS:,}: {'met' if most >= GOAL_CALLS else 'MISSED'}")
+
+
+def sync_ms(folder: Path) -> float:
+    """The median of one synced write of 2 kB on the folder's disk."""
+    taken = []
+    with (folder / "sync").open("wb", buffering=0) as file:
+        for _ in range(100):
+            began = time.perf_counter()
+            file.write(bytes(2000))
+            os.fdatasync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    return sorted(taken)[50] * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--connections", type=lambda text: [int(word) for word in text.split(",")], default=[1, 32])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
+    parser.add_argument(
+        "--sides", type=lambda text: text.split(","), default=list(SIDES), help=f"of {', '.join(SIDES)}"
+    )
+    parser.add_argument("--vllm", action="store_true", help="also in front of vLLM on the CPU")
+    parser.add_argument("--folder", type=Path, help="where records are written (default: a temporary folder)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        about = {"sync_ms": sync_ms(folder), "python": platform.python_version(), "cpus": os.cpu_count()}
+        with side_of("engine", folder, {}) as engine:
+            rows = rows_of(args, engine, folder, "instant")
+        if args.vllm:
+            with vllm(folder) as engine:
+                rows += rows_of(args, engine, folder / "vllm", "vLLM")
+    about["load"] = os.getloadavg()
+    show(rows)
+    print(f"\none synced write: {about['sync_ms']:.2f} ms; load {about['load'][0]:.1f}")
+    if args.out:
+        args.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
