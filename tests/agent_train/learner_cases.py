@@ -36,6 +36,13 @@ def write_model(folder, seed=0, tied=True, kv_heads=2):
     return folder
 
 
+def numbers_of(metrics):
+    """The numbers of an update's metrics by name, also those of each lag, without its time."""
+    record = {**dataclasses.asdict(metrics), "seconds": 0.0}
+    panels = record.pop("gap_by_lag", {})
+    return record | {(lag, name): number for lag, panel in panels.items() for name, number in panel.items()}
+
+
 def make_rows(sizes=(9, 17, 5, 12, 9, 21), seed=0, advantage=None, **fields):
     """Rows of several turns: stretches of unmasked and masked tokens, each row with an advantage of its own or the given one."""
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from learner_cases import gradients_of, make_config, make_rows, recorded
+from learner_cases import gradients_of, make_config, make_rows, numbers_of, recorded
 from torch.distributed.tensor import DTensor
 
 import agent_train.learner.fsdp as fsdp
@@ -104,7 +104,7 @@ def measure(worker, case, config, folder):
         "states": held * 4
         + sum(local(value).nbytes for of in worker.optimizer.state.values() for value in of.values()),
         "decays": decaying(worker, config),
-        "metrics": dataclasses.asdict(metrics),
+        "metrics": numbers_of(metrics),
         "manifest": worker.manifest(),
     }
     return mine | {"weights": weights, "gradients": gradients, "said": said, "after": after, "later": later}

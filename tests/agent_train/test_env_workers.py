@@ -172,7 +172,7 @@ def test_a_worker_is_placed_again_whatever_the_first_tries_to_do_so_fail_with(mo
             pass
 
     async def keep():
-        workers = Workers(settings(), None, notes.append, most=1)
+        workers = Workers(settings(), None, notes.append, 1, Timeline())
         workers.actors[0] = SimpleNamespace(wait=SimpleNamespace(remote=wait))
         workers.urls[0], workers.first = "http://old", ("http://old",)
         keeping = asyncio.create_task(workers.keep(0))

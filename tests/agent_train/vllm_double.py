@@ -207,7 +207,7 @@ async def engine_of_doubles(monkeypatch, replicas=2, version=1, **settings):
     monkeypatch.setattr(servers, "healthy", machine.healthy)
     engine = vllm.VllmEngine(machine, config, "")
     try:
-        await machine.start(None)
+        await machine.start(None, replicas)
         await Sender().send(engine, version)
         yield engine
     finally:
