@@ -48,7 +48,7 @@ def played(run: Training) -> dict[str, list]:
 def leave_as_killed_after(step: int, run: Training, folder: Path) -> None:
     """Copy a finished run as it is when its driver is killed after a step and before the next checkpoint is written."""
     shutil.copytree(run.folder, folder)
-    (folder / "result.json").unlink()
+    (folder / "result.json").unlink(missing_ok=True)  # of offline runs there is none
     for checkpoint in (folder / "checkpoints").glob("step-*"):
         if int(checkpoint.name.removeprefix("step-")) > step:
             shutil.rmtree(checkpoint)
