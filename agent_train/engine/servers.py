@@ -187,7 +187,8 @@ class Servers:
             others = Counter(server.node for server in self.all if server is not self.all[number])
             nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
             node = min(nodes, key=lambda each: (others[each], each == self.all[number].node))
-            held["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+            # Of soft ones, Ray may put each where the other is wanted. If the node dies meanwhile, the server is placed again.
+            held["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         return Server(number, ray.remote(**held)(_Server).remote(options), options, node=node)
 
     async def _launch(self, server: Server) -> None:
