@@ -21,7 +21,7 @@ from typing import Any
 from agent_train.config.compose import compose
 from agent_train.config.extensions import engines
 from agent_train.config.schema import Config
-from agent_train.config.validation import env_spec, validate
+from agent_train.config.validation import env_spec
 from agent_train.data.samples import samples_of
 from agent_train.engine.base import Completion, Engine, Sampling
 from agent_train.rollout.renderer import Renderer
@@ -67,7 +67,7 @@ async def play(config: Config, model: Path, logs: Path, episodes: int) -> tuple[
     spec = env_spec(config)
     tasks = spec.tasks("all")
     engine = await engines.load(config.engine.name)(
-        config.engine, model, logs, dtype=config.model.dtype, seed=config.trainer.seed
+        config.engine, model, logs, dtype=config.model.dtype, seed=config.trainer.seed, deterministic=False
     )
     try:
         answers = overhear(engine)
@@ -126,8 +126,7 @@ def main() -> None:
         chosen = [line for line in lines if not args.only or json.loads(line)["instance_id"] in args.only]
         Path(folder, "chosen.jsonl").write_text("".join(f"{line}\n" for line in chosen))
         words = ["+env=swe_bench_small", f"model.path={args.model}", f"engine={args.engine}"]
-        config = compose([*words, f"env.kwargs.data={folder}/chosen.jsonl", "algorithm.group_size=1", *args.settings])
-        validate(config)
+        config = compose([*words, f"env.kwargs.data={folder}/chosen.jsonl", *args.settings])
         if args.engine == "vllm":
             import ray
 
