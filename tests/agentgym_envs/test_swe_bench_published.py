@@ -182,7 +182,7 @@ def test_grading_works(ready, backend, patch, resolved):
     found = grade(ready, patch, sandbox=backend)
     assert found.verdict is not None, found
     assert found.resolved == resolved
-    assert found.believed
+    assert found.verdict.doubt == ""
 
 
 def test_an_episode_edits_and_submits(ready, backend):
