@@ -1,4 +1,4 @@
-"""An endpoint in front of a model, through which unmodified agents are evaluated and trained.
+"""An endpoint in front of a model, which records all that it samples for unmodified agents.
 
 It speaks OpenAI's chat completions, completions and Responses, and Anthropic's messages. An episode's key says whose calls they are;
 each call is recorded with its exact tokens before its answer leaves.
@@ -21,5 +21,5 @@ __all__ = [
     "Passed",
     "Refused",
     "Settings",
+    "Upstream",
 ]
-__all__ += ["Upstream"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentgym.gateway import chat
 from agentgym.gateway.calls import TEXT, ModelCall, Refused
+from agentgym.gateway.chat import error, head, usage
 from agentgym.gateway.forms import DONE, PING, Body, Events, call_of
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-ping, error = PING, chat.error
+ping = PING
 _DEFAULT_TOKENS = 16
 
 
@@ -35,12 +35,12 @@ def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     for place, answer in enumerate(exchange.answers):
         said = {"index": place, "text": answer.message["content"], "finish_reason": answer.finish_reason}
         choices.append({**said, "logprobs": None, **answer.more})
-    usage = chat.usage(exchange.answers, len(_prompts(body)))
-    return {**chat.head(body, exchange, "text_completion"), "choices": choices, "usage": usage}
+    used = usage(exchange.answers, len(_prompts(body)))
+    return {**head(body, exchange, "text_completion"), "choices": choices, "usage": used}
 
 
 def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
-    made = chat.head(body, exchange, "text_completion")
+    made = head(body, exchange, "text_completion")
     empty = {"text": "", "finish_reason": None, "logprobs": None}
     if step == "delta" and data[0] == TEXT:
         yield "", {**made, "choices": [{"index": answer, **empty, "text": data[1]}]}
@@ -51,5 +51,5 @@ def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *
             choice = {"index": place, **empty, "finish_reason": each.finish_reason, **each.more}
             yield "", {**made, "choices": [choice]}
         if (body.get("stream_options") or {}).get("include_usage"):
-            yield "", {**made, "choices": [], "usage": chat.usage(exchange.answers, len(_prompts(body)))}
+            yield "", {**made, "choices": [], "usage": usage(exchange.answers, len(_prompts(body)))}
         yield "", DONE

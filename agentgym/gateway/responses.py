@@ -7,14 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.messages import Message
-from agentgym.gateway import chat
 from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
 from agentgym.gateway.forms import CUSTOM, PING, Body, Events, call_of, plain_message, tool_call
 
 if TYPE_CHECKING:
     from agentgym.gateway.episodes import Episode, Exchange
 
-ping, error = PING, chat.error
+ping = PING
 _APART = ["input", "instructions", "previous_response_id", "include", "truncation", "background", "conversation"]
 _APART += ["text", "reasoning", "client_metadata", "max_tool_calls"]
 _ECHOED = ["model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning"]

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from agentgym.gateway import anthropic, chat, completions, responses
+import agentgym.gateway.anthropic as anthropic  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.chat as chat  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.completions as completions  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package imports this module
 from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
