@@ -262,6 +262,10 @@ class Gateway:
         if path == _COUNT:
             (call,) = self._calls(anthropic, body, episode)
             return web.json_response({"input_tokens": await self.backend.count(call)})
+        # A busy loop may get to a request after its retry on another connection. One round later it knows who has gone.
+        await asyncio.sleep(0)
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionError("the client has gone")
         exchange = self._exchange(request, path, raw, body, episode)
         protocol = _PROTOCOLS[path]
         if body.get("stream") is True:
