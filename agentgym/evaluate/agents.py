@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import json
 import random
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.target import find, words_of
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, assistant
 from agentgym.core.tracebacks import place_of
@@ -260,13 +258,7 @@ class PythonAgent:
     @classmethod
     def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
         """Import the target, also from the current directory. Raises ValueError if it cannot be used."""
-        module = _module(target)
-        found: Any = module
-        for part in target.partition(":")[2].split("."):
-            if not hasattr(found, part):
-                near = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
-                raise ValueError(f"agent {target!r}: module {module.__name__!r} has no {part!r}; it has {near}"[:400])
-            found = getattr(found, part)
+        found, module = find(target)
         with_tools = _check(target, found, kwargs)
         return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
 
@@ -302,7 +294,7 @@ class PythonPolicy:
             raise
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error.__cause__, SystemExit) else error  # as the executor wraps it
-            raise AgentError(f"{_what(cause)} ({place_of(cause, self._agent.folder)})") from error
+            raise AgentError(f"{words_of(cause)} ({place_of(cause, self._agent.folder)})") from error
         try:
             return reply_of_answer(answer)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -327,26 +319,6 @@ class PythonPolicy:
                 self._player.attach(*self._env)
             self._answer = getattr(self._player, "act", self._player)
         return self._answer(*given, **({} if self._is_class else agent.kwargs))
-
-
-def _module(target: str) -> ModuleType:
-    name, colon, rest = target.partition(":")
-    if name.endswith(".py"):
-        raise ValueError(f"agent {target!r}: write {name[:-3].replace('/', '.')}:{rest or 'run'} for a file {name}")
-    if not (colon and rest and all(part.isidentifier() for part in f"{name}.{rest}".split("."))):
-        raise ValueError(f"agent {target!r}: write package.module:name")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            where = f"looked in {Path.cwd()} and what is installed"
-            raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
-        raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:
-        place = place_of(error, str(Path.cwd()))
-        raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
 
 
 def _entry(found: Any) -> Any:
@@ -391,8 +363,3 @@ def _bind(what: str, entry: Callable[..., Any], args: Sequence[Any], kwargs: Map
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"{what}: {error}; it takes {signature}") from error
-
-
-def _what(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

@@ -28,6 +28,7 @@ class Reply:
             "content_filter" (part or all of it is withheld); None if unknown.
         request: of a summary alone, which is no answer: what asked for it. The environment does not see it, and the
             policy is asked again.
+        failure: the cause of an agent failure in place of an answer: the episode ends at the environment's floor.
     """
 
     message: Message
@@ -35,6 +36,7 @@ class Reply:
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
     request: list[Message] | None = None
+    failure: str | None = None
 
 
 @dataclass
