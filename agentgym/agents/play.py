@@ -111,19 +111,32 @@ class AgentPolicy:
         running, recorded = playing.running, playing.recorded
         facts = {"killed": True} if running.cancelled() or running.exception() else running.result().facts
         trajectory.metadata["agent"] = {"share": recorded.share(), "changed": dict(recorded.changed), **facts}
-        turns, steps = _turns_of(recorded), []
-        if not turns:
+        if not (turns := _turns_of(recorded)):
             return
-        place = {number: position for position, number in enumerate(sorted(recorded.tree.calls))}
-        for step, at in zip(trajectory.turns, playing.at, strict=False):
-            turn = turns[0 if at is None else place[at]]
-            turn.reward, turn.info = turn.reward + step.reward, {**turn.info, **step.info}
-            turn.step_seconds += step.step_seconds
-            about = {"turn": 0 if at is None else place[at], "observation": step.observation}
-            steps.append({**about, "action": step.reply, "reward": step.reward})
-        if trajectory.turns:
-            turns[-1].info = {**turns[-1].info, **trajectory.turns[-1].info}
-        trajectory.turns, trajectory.metadata["steps"] = turns, steps
+        position = {number: place for place, number in enumerate(sorted(recorded.tree.calls))}
+        places = [0 if at is None else position[at] for at in playing.at]
+        trajectory.metadata["steps"] = [
+            {"turn": place, "observation": step.observation, "action": step.reply, "reward": step.reward}
+            for place, step in zip(places, trajectory.turns, strict=False)
+        ]
+        trajectory.turns = rewarded(turns, places, trajectory.turns)
+
+
+def rewarded(turns: list[Turn], places: Sequence[int], steps: Sequence[Turn]) -> list[Turn]:
+    """Turns with what the environment said to steps at these places among them; the last one has the last step's info too."""
+    for place, step in zip(places, steps, strict=False):
+        turn = turns[place]
+        turn.reward, turn.info = turn.reward + step.reward, {**turn.info, **step.info}
+        turn.step_seconds += step.step_seconds
+    if turns and steps:
+        turns[-1].info = {**turns[-1].info, **steps[-1].info}
+    return turns
+
+
+def actions_of(trajectory: Trajectory) -> list[Message]:
+    """What the environment was given."""
+    steps = trajectory.metadata.get("steps")
+    return [step["action"] for step in steps] if steps else [turn.reply for turn in trajectory.turns]
 
 
 def _last(playing: _Playing, left: Left) -> Reply:

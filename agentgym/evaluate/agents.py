@@ -7,12 +7,14 @@ import inspect
 import json
 import random
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.programs import COMMAND, agent_of
 from agentgym.agents.target import find, words_of
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, assistant
@@ -21,6 +23,7 @@ from agentgym.core.usage_error import instead
 from agentgym.evaluate.plan import AgentSpec, read_text, read_values
 from agentgym.policies.base import (
     EndEpisode,
+    EndpointError,
     EndpointUsage,
     ExpertPolicy,
     NullPolicy,
@@ -34,6 +37,8 @@ from agentgym.rollout.episode import Episode
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
+    from agentgym.evaluate.budget import Prices
+    from agentgym.gateway import Gateway, Upstream
 
 MakePolicy = Callable[[Episode], Policy]
 BUILT_IN = ("expert", "random", "null")
@@ -109,6 +114,49 @@ def python(agent: str, kwargs: Mapping[str, Any] | None = None, name: str | None
     return AgentSpec(name or agent, "python", {"target": agent, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
+def playing(
+    agent: str,
+    model: str,
+    base_url: str | None = None,
+    *,
+    serve: str | Path | None = None,
+    name: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: int | None = None,
+) -> AgentSpec:
+    """An agent that plays by itself, `command:WORDS` or `package.module:function`, in front of a model; see `chat` for the others.
+
+    The model's settings are of calls that do not have their own. Its policies are those of a spec that is `behind` a gateway.
+    """
+    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
+    del given["name"]
+    settings = {key: value for key, value in given.items() if value is not None and value != {}}
+    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", settings)
+
+
+@asynccontextmanager
+async def behind(agent: AgentSpec, folder: Path, prices: Prices | None = None) -> AsyncIterator[AgentSpec]:
+    """The agent with a gateway before its model, if it plays by itself; its record is in the folder. It is not what a run stores.
+
+    Raises ValueError if the model's endpoint does not answer.
+    """
+    if agent.kind != "playing":
+        yield agent
+        return
+    from agentgym.gateway import Gateway
+
+    engine = _engine(**agent.settings)
+    try:
+        await engine.start()
+    except EndpointError as error:
+        raise ValueError(f"agent {agent.name!r}: {error}") from error
+    async with Gateway(engine, folder, cost_of=prices.cost if prices else None) as gateway:
+        yield replace(agent, settings={**agent.settings, "gateway": gateway})
+
+
 def policy_maker(agent: AgentSpec) -> MakePolicy:
     """The function that makes the policy of each episode.
 
@@ -140,6 +188,40 @@ def _chat_maker(model: str, base_url: str | None = None, serve: str | None = Non
     make = partial(ChatPolicy, model, base_url, None, **settings)
     make(seed=0)
     return lambda episode: make(seed=episode.seed)
+
+
+def _engine(
+    agent: str,
+    model: str,
+    base_url: str | None = None,
+    serve: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Upstream:
+    from agentgym.gateway import Upstream
+
+    if not base_url:
+        raise ValueError(f"model {model!r}: the base_url of its endpoint is missing")
+    own = {"temperature": temperature, "max_tokens": max_tokens}
+    return Upstream(
+        base_url, model, defaults={k: v for k, v in own.items() if v is not None} | dict(extra or {}), **how
+    )
+
+
+def _playing_maker(gateway: Gateway | None = None, **settings: Any) -> MakePolicy:
+    from agentgym.agents.play import AgentPolicy
+
+    _engine(**settings)
+    agent = agent_of(settings["agent"])
+
+    def make(episode: Episode) -> Policy:
+        if gateway is None:
+            raise ValueError("an agent that plays by itself is made `behind` a gateway")
+        return AgentPolicy(agent, gateway, episode.seed)
+
+    return make
 
 
 def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
@@ -176,6 +258,7 @@ _MAKERS: dict[str, Callable[..., MakePolicy]] = {
     "null": lambda: lambda episode: NullPolicy(),
     "scripted": _scripted_maker,
     "python": _python_maker,
+    "playing": _playing_maker,
 }
 
 _AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call their type

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import openai
 from toy_model import ToyModel
 
-from agentgym.agents import AgentPolicy, agent_of, play_agent
+from agentgym.agents.play import AgentPolicy, play_agent
+from agentgym.agents.programs import agent_of
 from agentgym.core.env import Env
 from agentgym.core.messages import tool_result, user
 from agentgym.core.tasks import Task

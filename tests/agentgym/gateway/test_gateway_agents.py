@@ -14,8 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from toy_model import ToyModel
 
-from agentgym.agents import agent_of
-from agentgym.agents.programs import Left
+from agentgym.agents.programs import Left, agent_of
 from agentgym.core.messages import text_of, user
 from agentgym.core.trajectory import Trajectory
 from agentgym.gateway import Refused, Settings
