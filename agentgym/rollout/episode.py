@@ -167,7 +167,10 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
         if silent and turn.finish_reason == "content_filter":
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
-        outcome = await stepped("step", reply.message, checked_step)
+        if reply.failure is None:
+            outcome = await stepped("step", reply.message, checked_step)
+        else:
+            outcome = _failed_by_agent(env, trajectory, reply.failure)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         turn.step_seconds = time.perf_counter() - acted
         conversation += [reply.message, *observation]
@@ -193,7 +196,11 @@ async def _stepped(
     except CallTimeout:
         if not await _hung_by_agent(env, executor, began):
             raise
-        return failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
+        return _failed_by_agent(env, trajectory, STEP_TIMEOUT)
+
+
+def _failed_by_agent(env: Env, trajectory: Trajectory, cause: str) -> Any:
+    return failed_step(cause, float(env.get_wrapper_attr("floor")) - trajectory.reward)
 
 
 def _check_limits(trajectory: Trajectory, limits: Limits) -> None:
