@@ -1,7 +1,7 @@
 """Trajectories: the turns of an episode, their tokens, and how it ended. Stored as JSON Lines."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,10 @@ from agentgym.core import agent_failure
 from agentgym.core.messages import Message
 from agentgym.storage.jsonl import line_of, mend
 
+TURN_OF = "turn_of"
+"""In the info of `reset` and `step`: the player who acts next, in an environment with several players."""
+REWARDS = "rewards"
+"""In the info of `step` there: what each player earned by it. Without it each earned the step's reward."""
 TOO_LONG = "the first request is longer than the model's context"
 """The error of an episode whose policy could not read even the opening."""
 
@@ -34,7 +38,7 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages since the previous turn, the reply (see `Reply`), and the environment's answer to it."""
+    """One exchange: the messages since the player's previous turn, the reply (see `Reply`), and the environment's answer to it."""
 
     observation: list[Message]
     reply: Message
@@ -45,6 +49,7 @@ class Turn:
     step_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
+    player: str | None = None  # who replied, in an environment with several players
 
 
 @dataclass
@@ -65,6 +70,7 @@ class Summary:
     act_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
+    player: str | None = None
 
 
 @dataclass
@@ -101,6 +107,15 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns)
 
     @property
+    def rewards(self) -> dict[str, float]:
+        """What each player earned, by name; {} in an environment of one agent."""
+        total: dict[str, float] = {turn.player: 0.0 for turn in self.turns if turn.player is not None}
+        for turn in self.turns if total else ():
+            total = dict.fromkeys(turn.info.get(REWARDS, {}), 0.0) | total
+            total = {player: total[player] + reward for player, reward in shares(turn.reward, turn.info, total).items()}
+        return total
+
+    @property
     def failed(self) -> bool:
         """True if the environment, the sandbox back end or the endpoint failed; such a trajectory has no reward."""
         return self.end == "error"
@@ -131,8 +146,11 @@ class Trajectory:
 
     def judged(self, observation: list[Message], reward: float, info: dict[str, Any]) -> None:
         """Count what the environment says of an episode that was cut off, at the last turn."""
-        last = self.turns[-1]
-        last.reward, last.info = last.reward + reward, {**last.info, **info}
+        last, earned = self.turns[-1], {}
+        if self.rewards:
+            before, now = (shares(r, i, self.rewards) for r, i in ((last.reward, last.info), (reward, info)))
+            earned = {REWARDS: {player: before[player] + now[player] for player in before}}
+        last.reward, last.info = last.reward + reward, {**last.info, **info, **earned}
         self.final_observation = [*self.final_observation, *observation]
 
     def messages(self) -> list[Message]:
@@ -142,38 +160,45 @@ class Trajectory:
         return out + self.final_observation
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object. A prompt that extends the previous tokens stores only what is new."""
+        """A JSON object. A prompt that extends the player's previous tokens stores only what is new."""
         record = {k: v for k, v in vars(self).items() if k not in ("turns", "summaries")}
-        record["reward"] = self.reward
+        record |= {"reward": self.reward} | ({"rewards": self.rewards} if self.rewards else {})
         turns: list[dict[str, Any]] = []
         summaries: list[dict[str, Any]] = []
-        context: list[int] = []
+        contexts: dict[str | None, list[int]] = {}
         for call in self.calls():
+            context = contexts.get(call.player, [])
             item = {k: v for k, v in vars(call).items() if k != "tokens"}
             if call.tokens:
                 tokens = dict(vars(call.tokens))
                 prompt = tokens.pop("prompt_ids")
                 shared = len(context) if context and prompt[: len(context)] == context else 0
                 tokens.update(shared=shared, new_prompt_ids=prompt[shared:])
-                context = prompt + call.tokens.completion_ids
+                contexts[call.player] = prompt + call.tokens.completion_ids
                 item["tokens"] = tokens
             (turns if isinstance(call, Turn) else summaries).append(item)
         return record | {"turns": turns} | ({"summaries": summaries} if summaries else {})
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Trajectory":
-        given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward")}
+        given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward", "rewards")}
         turns = [Turn(**item) for item in record["turns"]]
         found = cls(**given, turns=turns, summaries=[Summary(**item) for item in record.get("summaries", ())])
-        context: list[int] = []
+        contexts: dict[str | None, list[int]] = {}
         for call in found.calls():
             stored: Any = call.tokens  # as `to_json` wrote it
             if stored:
                 tokens = dict(stored)
-                prompt = context[: tokens.pop("shared")] + tokens.pop("new_prompt_ids")
+                prompt = contexts.get(call.player, [])[: tokens.pop("shared")] + tokens.pop("new_prompt_ids")
                 call.tokens = Tokens(prompt_ids=prompt, **tokens)
-                context = prompt + call.tokens.completion_ids
+                contexts[call.player] = prompt + call.tokens.completion_ids
         return found
+
+
+def shares(reward: float, info: Mapping[str, Any], players: Iterable[str]) -> dict[str, float]:
+    """What each player earned by a step."""
+    given: Mapping[str, float] | None = info.get(REWARDS)
+    return {player: reward if given is None else given.get(player, 0.0) for player in players}
 
 
 @dataclass
