@@ -100,6 +100,8 @@ def _wrong_pools(config: Config) -> Iterator[str]:
 
 def _wrong_memory(config: Config) -> Iterator[str]:
     memory, context = config.memory, config.engine.max_model_len
+    if memory.name != "none" and config.reward_model.path is not None:
+        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last row alone: leave it out, or set memory.name=none"
     if memory.name != "summary":
         return
     written = config.sampling.max_tokens + memory.tokens
@@ -108,8 +110,6 @@ def _wrong_memory(config: Config) -> Iterator[str]:
     if (memory.room or written) >= context:
         key = f"memory.tokens={memory.tokens}" if memory.room is None else f"memory.room={memory.room}"
         yield f"{key}: leaves nothing of engine.max_model_len={context} to the conversation: lower it, or raise engine.max_model_len"
-    if config.reward_model.path is not None:
-        yield f"reward_model.path={config.reward_model.path}: would judge an episode by what follows its last summary: leave it out, or set memory.name=none"
 
 
 def _wrong_rewards(config: Config) -> Iterator[str]:

@@ -157,10 +157,11 @@ class SamplingConfig:
 class MemoryConfig:
     name: str = setting(
         "none",
-        "what happens when an episode [fills the context](#long-episodes): none ends it",
-        choices="none summary",
+        "what the model sees of a [long episode](#long-episodes): none shows it all, until the context is full",
+        choices="none recent summary",
         needs="mode=rl",
     )
+    turns: int = setting(4, "the last turns that are shown", needs="memory.name=recent")
     tokens: int = setting(1024, "of one summary, at most", needs=SUMMARY)
     room: int | None = setting(
         None,

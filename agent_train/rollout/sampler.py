@@ -10,7 +10,7 @@ from typing import Any
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
 from agent_train.rollout.journal import Journal
-from agent_train.rollout.memory import SummaryMemory
+from agent_train.rollout.memory import RecentMemory, SummaryMemory
 from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
@@ -42,8 +42,8 @@ class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
-    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` an episode goes on where its
-    context is full: a summary is a turn of its own, to the engine and the journal.
+    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` the model sees a part of the
+    conversation; a summary is a turn of its own, to the engine and the journal.
     """
 
     def __init__(
@@ -65,9 +65,11 @@ class TokenPolicy:
         self._journal = journal
         if journal is not None and self._episode is not None:
             journal.begin(self._episode, engine.version)
-        self._memory: SummaryMemory | None = None
+        self._memory: RecentMemory | SummaryMemory | None = None
         self._lost = False  # the last summary is none to go on with
-        if memory is not None and memory.name == "summary":
+        if memory is not None and memory.name == "recent":
+            self._memory = RecentMemory(memory.turns)
+        elif memory is not None and memory.name == "summary":
             self._memory = SummaryMemory(memory, renderer, engine.max_model_len, sampling.max_tokens)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
@@ -79,7 +81,7 @@ class TokenPolicy:
             raise EndEpisode("context")
         seen = messages if self._memory is None else self._memory.view(messages)
         prompt = self._renderer.prompt(seen, tools, self._previous)
-        if self._memory is not None and self._memory.is_due(messages, prompt):
+        if isinstance(self._memory, SummaryMemory) and self._memory.is_due(messages, prompt):
             request, asking = self._memory.request(messages, tools, self._previous)
             if self._fits(asking, self._memory.tokens):  # else an answer may, whatever follows it
                 reply = await self._said(asking, self._memory.tokens)
