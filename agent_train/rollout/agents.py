@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import weakref
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -43,11 +44,12 @@ class EngineBackend:
         self._episodes: dict[str, _Said] = {}
 
     def begin(self, episode: str, key: str, journal: Journal) -> None:
+        """Take calls of an episode until `forget`; the journal knows it by `key`."""
         journal.begin(key, self._engine.version)
         self._episodes[episode] = _Said(key, journal)
 
     def forget(self, episode: str) -> None:
-        self._episodes.pop(episode, None)
+        del self._episodes[episode]
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
         """Nothing is told before the end: engines answer whole."""
@@ -149,7 +151,9 @@ class Agents:
         """`key` is the episode's name in the journal."""
         id = f"{key}-{secrets.token_hex(4)}"  # every try is an episode of its own
         self.backend.begin(id, key, journal)
-        return AgentPolicy(self.agent, self.gateway, seed, self.incomplete, id)
+        policy = AgentPolicy(self.agent, self.gateway, seed, self.incomplete, id)
+        weakref.finalize(policy, self.backend.forget, id).atexit = False
+        return policy
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from agentgym.gateway.episodes import Limits as CallLimits
 from agentgym.gateway.server import Gateway
 from agentgym.policies.base import EndEpisode, EndpointError, EndpointUsage, Reply
 from agentgym.rollout.episode import Limits, run_episode
+from agentgym.storage.durable import NotWritten
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -186,5 +187,8 @@ async def play_agent(
         await policy.stop(trajectory.final_observation, 0.0 if trajectory.end in _KILLED else LEAVE_SECONDS)
     finally:
         await policy.stop()
-    await policy.finish(trajectory)
+    try:
+        await policy.finish(trajectory)
+    except NotWritten as error:
+        trajectory.end, trajectory.error = "error", f"{trajectory.env}, task {trajectory.task_id!r}: {error}"
     return trajectory

@@ -97,9 +97,6 @@ class Upstream:
         counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
         return int(counted["count"])
 
-    def forget(self, episode: str) -> None:
-        """It keeps nothing of episodes."""
-
     async def _ask(self, method: str, url: str, **more: Any) -> Any:
         session, limit = await endpoints.session(), aiohttp.ClientTimeout(total=_START_SECONDS)
         async with session.request(method, url, headers=self._policy.headers, timeout=limit, **more) as response:

@@ -223,45 +223,36 @@ def test_what_an_agent_cannot_have_is_refused(words, why, monkeypatch):
 # ---- a run
 
 
-def of_file(path):
-    return list(read_jsonl(path))
-
-
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(in_shared_ray, tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(engine, in_shared_ray, tmp_path):
     """Two steps, ahead of which the next is played, so that weights change in the middle of episodes."""
-    words = ["+env=frozen_lake", "engine=embedded", "engine.name=logged_engine:start", f"agent={AGENT}"]
+    words = ["+env=frozen_lake", f"engine={engine}", "algorithm=decoupled_ppo", f"agent={AGENT}"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
     words += ["sft.episodes=128", "sft.batch_rows=8", "sft.lr=5e-3", "learner.workers=1", "env.kwargs.shaping=1.0"]
     words += ["algorithm.group_size=4", "trainer.groups_per_step=4", "trainer.steps=2", "trainer.staleness=1"]
-    words += ["algorithm=decoupled_ppo", "algorithm.advantage.name=group"]
     words += ["trainer.eval_episodes=4", f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
     log = tmp_path / "engine.log"
-    env = {**os.environ, **in_shared_ray, "ENGINE_LOG": str(log)}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(ROOT), env.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "agent_train.cli", *words],
+        [sys.executable, str(Path(__file__).parent / "logged_run.py"), str(log), *words],
         check=False,
         capture_output=True,
         text=True,
-        timeout=500,
-        env=env,
+        timeout=800,
+        env={**os.environ, **in_shared_ray, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "run"
-    files = sorted((run / "trajectories").glob("*.jsonl"))
-    trained = [t for path in files if path.name.startswith("train") for t in of_file(path)]
-    played = [t for path in files for t in of_file(path)]
+    files = sorted((tmp_path / "run/trajectories").glob("*.jsonl"))
+    trained = [t for path in files if path.name.startswith("train") for t in read_jsonl(path)]
+    played = [t for path in files for t in read_jsonl(path)]
     assert not any(t.failed for t in played), [t.error for t in played]
 
     sampled = [json.loads(line) for line in log.open()]
     told = [[*vars(turn.tokens).values()][:4] for t in played for turn in t.turns]
-    assert sorted(told) == sorted(sampled), (
-        "the turns are what the engine's own log has, log-probabilities and versions too"
-    )
+    assert sorted(told) == sorted(sampled), "log-probabilities and versions are those of the engine's own log too"
 
     rows = [row for t in trained for row in samples_of(t, 1.0, turn_rewards(t, AlgorithmConfig()))]
     ids = sorted(id for row in rows for id, is_trained in zip(row.ids, row.mask, strict=True) if is_trained)
@@ -269,8 +260,8 @@ def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(in_
     assert len(trained) == 32
     assert len(rows) < sum(len(t.turns) for t in trained), "turns that go on from one another are one row"
 
-    steps = [record for record in read_metrics(run / "metrics.jsonl") if record["kind"] == "train"]
+    steps = [record for record in read_metrics(tmp_path / "run/metrics.jsonl") if record["kind"] == "train"]
     assert [step["agent"]["trainable"] >= 0.995 for step in steps] == [True, True]
     assert sum(step["sampled_tokens"] for step in steps) == len(ids)
     assert all(step["update"]["grad_norm"] > 0 for step in steps)
-    assert (run / "gateway/001/calls.jsonl").stat().st_size > 0
+    assert (tmp_path / "run/gateway/001/calls.jsonl").stat().st_size > 0
