@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from engine_models import MAX_LEN, build
+from engine_models import MAX_LEN, build, perturb, reference_logprobs
 
 from agent_train.algorithms.selection import participants, turn_rewards
 from agent_train.config.combinations import wrong_combinations
@@ -80,7 +80,7 @@ def model_dir(tmp_path_factory):
 
 @asynccontextmanager
 async def asking(model_dir, folder, journal=None, settings=None):
-    """A client of one episode, the episode, and what the engine was asked and said."""
+    """A client of one episode, the episode, what the engine was asked and said, and the engine."""
     engine, renderer, log = EmbeddedEngine(model_dir, MAX_LEN), Renderer.of_folder(model_dir), []
     generate = engine.generate
 
@@ -96,7 +96,7 @@ async def asking(model_dir, folder, journal=None, settings=None):
             backend.begin("e", "key", journal or Journal())
             episode, key = await gateway.open("e", seed=1)
             async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
-                yield client, episode, log
+                yield client, episode, log, engine
     finally:
         await engine.close()
 
@@ -112,7 +112,7 @@ def calls_in(episode):
 
 def test_a_conversation_goes_on_from_the_exact_sampled_ids(model_dir, tmp_path):
     async def play():
-        async with asking(model_dir, tmp_path) as (client, episode, log):
+        async with asking(model_dir, tmp_path) as (client, episode, log, _):
             messages = [user("up or down?")]
             for _ in range(3):
                 messages += [await ask(client, messages), user("and now?")]
@@ -128,28 +128,56 @@ def test_a_conversation_goes_on_from_the_exact_sampled_ids(model_dir, tmp_path):
     asyncio.run(play())
 
 
-def test_a_stop_string_keeps_the_ids_up_to_its_end(model_dir, tmp_path):
+def test_a_weight_update_in_the_middle_of_an_episode_is_told_for_each_token(model_dir, tmp_path):
     async def play():
-        async with asking(model_dir, tmp_path) as (client, episode, log):
-            whole = await ask(client, [user("up?")])
-            stop = whole["content"][3:5]
-            answer = await client.chat.completions.create(model="policy", messages=[user("up?")], stop=[stop], seed=7)
-            first, cut = calls_in(episode)
-            if stop in Renderer.of_folder(model_dir).decode(log[1][1]):
-                assert answer.choices[0].finish_reason == "stop"
-                assert stop not in answer.choices[0].message.content
-                ids = cut.tokens().completion_ids
-                assert ids == log[1][1][: len(ids)]
-            assert first.tokens().completion_ids == log[0][1]
-            again = await client.completions.create(model="policy", prompt=log[0][0], stop=[stop], max_tokens=12)
-            assert stop not in again.choices[0].text
+        async with asking(model_dir, tmp_path) as (client, episode, log, engine):
+            messages = [user("up or down?")]
+            references = []
+            for version in range(2):
+                messages += [await ask(client, messages), user("and now?")]
+                prompt, ids, _ = log[version]
+                references += reference_logprobs(engine.model, prompt, ids, 1.0).tolist()
+                perturb(engine.model, seed=5)
+                engine.version += 1
+            turns = [turn_of(call) for call in calls_in(episode)]
+            return log, references, samples_of(Trajectory("t/0", "env", "t", turns=turns))
+
+    def turn_of(call):
+        return Turn(call.asked.messages, call.answer.message, tokens=call.tokens())
+
+    log, references, rows = asyncio.run(play())
+    (row,) = rows
+    told = [(version, logprob) for version, logprob, on in zip(row.versions, row.logprobs, row.mask, strict=True) if on]
+    assert [version for version, _ in told] == [0] * len(log[0][1]) + [1] * len(log[1][1])
+    assert [logprob for _, logprob in told] == pytest.approx(references, abs=1e-4)
+
+
+def test_a_stop_string_keeps_the_ids_up_to_its_end(model_dir, tmp_path):
+    stops = list("abcdefghijklmnopqrstuvwxyz")  # one of which the answer has for certain
+    settings = Settings(temperature=1.0, max_tokens=200)
+
+    async def play():
+        async with asking(model_dir, tmp_path, settings=settings) as (client, episode, log, _):
+            decode = Renderer.of_folder(model_dir).decode
+            answer = await client.chat.completions.create(model="policy", messages=[user("up?")], stop=stops)
+            (call,) = calls_in(episode)
+            ids, whole = call.tokens().completion_ids, log[0][1]
+            assert ids == whole[: len(ids)]
+            assert len(ids) < len(whole)
+            assert any(stop in decode(ids) for stop in stops)
+            assert not any(stop in decode(ids[:-1]) for stop in stops)
+            assert answer.choices[0].finish_reason == "stop"
+            assert not any(stop in answer.choices[0].message.content for stop in stops)
+            text = await client.completions.create(model="policy", prompt=log[0][0], stop=stops)
+            assert not any(stop in text.choices[0].text for stop in stops)
+            assert calls_in(episode)[1].tokens().prompt_ids == log[0][0]
 
     asyncio.run(play())
 
 
 def test_a_prompt_without_room_is_refused_in_words_that_agents_know(model_dir, tmp_path):
     async def play():
-        async with asking(model_dir, tmp_path) as (client, episode, _):
+        async with asking(model_dir, tmp_path) as (client, episode, *_):
             with pytest.raises(openai.BadRequestError) as refused:
                 await ask(client, [user("0123456789" * 60)])
             assert refused.value.code == "context_length_exceeded"
@@ -166,7 +194,7 @@ def test_a_prompt_without_room_is_refused_in_words_that_agents_know(model_dir, t
 def test_settings_that_spoil_tokens_are_not_used_or_marked(model_dir, tmp_path):
     async def play(policy):
         settings = Settings(policy, temperature=1.0, max_tokens=8)
-        async with asking(model_dir, tmp_path / policy, settings=settings) as (client, episode, log):
+        async with asking(model_dir, tmp_path / policy, settings=settings) as (client, episode, log, _):
             await ask(client, [user("up?")], temperature=0.25, top_p=0.5)
             return log[0][2].temperature, episode.share()["lost"], sorted(episode.changed)
 
@@ -178,7 +206,7 @@ def test_settings_that_spoil_tokens_are_not_used_or_marked(model_dir, tmp_path):
 def test_an_agent_that_is_run_again_gets_the_answers_that_it_had(model_dir, tmp_path):
     async def play(folder, last):
         with Journal(tmp_path / "journal") as journal:
-            async with asking(model_dir, folder, journal) as (client, episode, log):
+            async with asking(model_dir, folder, journal) as (client, episode, log, _):
                 messages = [user("up or down?")]
                 messages += [await ask(client, messages), user("and now?")]
                 messages += [await ask(client, messages), user(last)]
@@ -228,7 +256,7 @@ def test_what_an_agent_cannot_have_is_refused(words, why, monkeypatch):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(engine, in_shared_ray, tmp_path):
-    """Two steps, ahead of which the next is played, so that weights change in the middle of episodes."""
+    """Two steps; the second may be played ahead of the first's update."""
     words = ["+env=frozen_lake", f"engine={engine}", "algorithm=decoupled_ppo", f"agent={AGENT}"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
     words += ["sft.episodes=128", "sft.batch_rows=8", "sft.lr=5e-3", "learner.workers=1", "env.kwargs.shaping=1.0"]
