@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
+from agent_train.rollout.agents import Agents
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import RecentMemory, SummaryMemory
 from agent_train.rollout.places import Places
@@ -18,7 +19,7 @@ from agentgym.core.env import Env
 from agentgym.core.messages import Message
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Tokens, Trajectory
-from agentgym.policies.base import EndEpisode, Reply
+from agentgym.policies.base import EndEpisode, Policy, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
@@ -142,6 +143,7 @@ class Sampler:
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     play: Rollout = run_episode  # runs one episode; see `run_many`
     memory: MemoryConfig | None = None  # of every episode
+    agents: Agents | None = None  # that play by themselves, in place of the run's own loop
 
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
@@ -209,7 +211,9 @@ class Sampler:
         """
         kept = journal or Journal()
 
-        def make_policy(episode: Episode) -> TokenPolicy:
+        def make_policy(episode: Episode) -> Policy:
+            if self.agents is not None:
+                return self.agents.policy(episode_key(episode.seed), episode.seed, kept)
             return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
 
         def ended(trajectory: Trajectory) -> None:

@@ -149,6 +149,11 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         return sum(len(call.tokens.completion_ids) for call in self.calls() if call.tokens)
 
+    @property
+    def trained_tokens(self) -> int:
+        """Sampled tokens that can be trained on."""
+        return sum(call.trained for call in self.calls())
+
     def calls(self) -> list[Turn | Summary]:
         """The turns and the summaries, in the order in which the model was asked."""
         if not self.summaries:

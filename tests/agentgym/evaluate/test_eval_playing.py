@@ -78,7 +78,8 @@ def test_a_command_is_an_agent_too_and_one_that_fails_has_failed_its_episodes(ca
     Path("agent.py").write_text("import sys\nsys.exit('no')\n")
     with serving(answer) as url:
         code, results = evaluated(
-            capsys, "--agent", f"command:{sys.executable} agent.py", "--model", "double", "--base-url", url
+            *(capsys, "--agent", f"command:{sys.executable} agent.py", "--model", "double", "--base-url", url),
+            *("--token-limit", "1000"),
         )
     assert code == 0
     (cell,) = results["cells"]
