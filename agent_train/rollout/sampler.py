@@ -1,16 +1,18 @@
 """From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
+import copy
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import SummaryMemory
+from agent_train.rollout.others import Beside
 from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
@@ -18,7 +20,8 @@ from agentgym.core.env import Env
 from agentgym.core.messages import Message
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Tokens, Trajectory
-from agentgym.policies.base import EndEpisode, Reply
+from agentgym.evaluate.agents import MakePolicy
+from agentgym.policies.base import EndEpisode, Policy, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
@@ -43,7 +46,8 @@ class TokenPolicy:
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
     engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` an episode goes on where its
-    context is full: a summary is a turn of its own, to the engine and the journal.
+    context is full: a summary is a turn of its own, to the engine and the journal. Each player of an episode has an object of
+    its own, `for_player`; the first one is then not asked.
     """
 
     def __init__(
@@ -65,10 +69,21 @@ class TokenPolicy:
         self._journal = journal
         if journal is not None and self._episode is not None:
             journal.begin(self._episode, engine.version)
-        self._memory: SummaryMemory | None = None
+        self._settings = memory
+        self._memory = self._new_memory()
         self._lost = False  # the last summary is none to go on with
-        if memory is not None and memory.name == "summary":
-            self._memory = SummaryMemory(memory, renderer, engine.max_model_len, sampling.max_tokens)
+
+    def _new_memory(self) -> SummaryMemory | None:
+        if self._settings is None or self._settings.name != "summary":
+            return None
+        return SummaryMemory(self._settings, self._renderer, self._engine.max_model_len, self._sampling.max_tokens)
+
+    def for_player(self, name: str) -> "TokenPolicy":
+        """The same for the conversation of a player: with seeds of its own, and in the episode's journal."""
+        own = copy.copy(self)
+        own._seed = None if self._seed is None else derive_seed(self._seed, "player", name)
+        own._memory = self._new_memory()
+        return own
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Sample the answer to the whole conversation so far, or a summary of it.
@@ -140,6 +155,7 @@ class Sampler:
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     play: Rollout = run_episode  # runs one episode; see `run_many`
     memory: MemoryConfig | None = None  # of every episode
+    others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
 
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
@@ -207,8 +223,10 @@ class Sampler:
         """
         kept = journal or Journal()
 
-        def make_policy(episode: Episode) -> TokenPolicy:
-            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
+        def make_policy(episode: Episode) -> Policy:
+            learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
+            others = {name: make(episode) for name, make in self.others.items()}
+            return Beside(learning, others) if others else learning
 
         def ended(trajectory: Trajectory) -> None:
             trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}
