@@ -12,7 +12,6 @@ from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import SummaryMemory
-from agent_train.rollout.others import Beside
 from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
@@ -21,7 +20,7 @@ from agentgym.core.messages import Message
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Tokens, Trajectory
 from agentgym.evaluate.agents import MakePolicy
-from agentgym.policies.base import EndEpisode, Policy, Reply
+from agentgym.policies.base import ByPlayer, EndEpisode, Policy, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
@@ -226,7 +225,7 @@ class Sampler:
         def make_policy(episode: Episode) -> Policy:
             learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
             others = {name: make(episode) for name, make in self.others.items()}
-            return Beside(learning, others) if others else learning
+            return ByPlayer(others, learning) if others else learning
 
         def ended(trajectory: Trajectory) -> None:
             trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}
