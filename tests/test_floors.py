@@ -23,6 +23,7 @@ FLOORS = (
     ("agentgym.service.protocol",),
     ("agentgym.sandbox", "agentgym.service"),
     ("agentgym.gateway", "agentgym.rollout"),
+    ("agentgym.agents",),
     ("agentgym.evaluate", "agentgym.viewer"),
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),

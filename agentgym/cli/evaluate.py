@@ -106,7 +106,8 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--base-url", action="append", metavar="URL", help=base_url)
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
     add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
-    add("--agent", action="append", metavar="MODULE:NAME", help="your own agent: a Python function or class")
+    own = "your own agent: a Python function or class; one that plays by itself asks the --model"
+    add("--agent", action="append", metavar="MODULE:NAME|command:WORDS", help=own)
     add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
     add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
     add("--name", help="name of the agent in the results, if there is only one")
@@ -211,16 +212,23 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from agentgym.agents.programs import plays_episodes
+
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
     asking = _given(args, ("system", "temperature", "max_tokens", "send_reasoning", "stream", "timeout"))
     if args.request_retries is not None:
         asking["retries"] = args.request_retries
     if extra := args.extra | _given(args, ("top_p", "reasoning_effort", "stop")):
         asking["extra"] = extra
-    entries += [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
-    entries += [{"serve": folder, **asking} for folder in args.serve or ()]
+    models = [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
+    models += [{"serve": folder, **asking} for folder in args.serve or ()]
     kwargs = {"kwargs": args.agent_kwargs} if args.agent_kwargs else {}
-    entries += [{"agent": target, **kwargs} for target in args.agent or ()]
+    playing = [target for target in args.agent or () if plays_episodes(target)]
+    if playing and not models:
+        raise UsageError(f"--agent {playing[0]} plays by itself: it needs --model and --base-url, or --serve")
+    # A model that such an agent asks does not play itself.
+    entries += [{"agent": target, **model} for target in playing for model in models] if playing else models
+    entries += [{"agent": target, **kwargs} for target in args.agent or () if target not in playing]
     entries += [{"script": file} for file in args.script or ()]
     for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
         if getattr(args, option) and not getattr(args, needed):
@@ -361,18 +369,22 @@ async def _play(
 ) -> Results:
     from rich.console import Console
 
-    from agentgym.evaluate.agents import policy_maker
+    from agentgym.evaluate.agents import behind, policy_maker
     from agentgym.evaluate.display import LiveDisplay
     from agentgym.evaluate.run import run_plan
 
     stop = asyncio.Event()
-    with contextlib.ExitStack() as around:
+    async with contextlib.AsyncExitStack() as around:
+        ready = {}
+        for name, agent in playing.items():
+            folder = out / "gateway" / re.sub(r"[^\w.@+-]+", "-", name)
+            ready[name] = await around.enter_async_context(behind(agent, folder, suite.prices))
         display = None if args.quiet else around.enter_context(LiveDisplay(Console(stderr=True)))
         around.enter_context(_stopping(stop))
         return await run_plan(
             suite,
             out,
-            make=lambda agent: policy_maker(playing[agent.name]) if agent.name in playing else None,
+            make=lambda agent: policy_maker(ready[agent.name]) if agent.name in ready else None,
             watch=display,
             begun=begun,
             stop=stop,

@@ -10,6 +10,7 @@ KEY = "agent_failure"  # of the last step's `info`: one of the causes below
 SANDBOX_LOST = "sandbox_lost"  # it ended, or does not answer any more, and its back end is up
 SANDBOX_SPOILED = "sandbox_spoiled"  # it answers, but no process starts, or a file cannot be written
 STEP_TIMEOUT = "step_timeout"  # the step took longer than its limit
+AGENT_FAILED = "agent_failed"  # a program or function that plays by itself exited with an error, or raised
 SESSION_LOST = "session_lost"  # the process of a served environment ran out of memory or died
 
 Blame = Callable[[], str | None]

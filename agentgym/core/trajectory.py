@@ -38,7 +38,11 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages since the player's previous turn, the reply (see `Reply`), and the environment's answer to it."""
+    """One exchange: the messages since the player's previous turn, the reply (see `Reply`), and the environment's answer to it.
+
+    Of an agent that plays by itself it is a call of its model: the messages behind those that the call goes on from, and the reply.
+    `unusable` says why its sampled tokens are not trained on; None: they are.
+    """
 
     observation: list[Message]
     reply: Message
@@ -50,6 +54,12 @@ class Turn:
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
     player: str | None = None  # who replied, in an environment with several players
+    unusable: str | None = None
+
+    @property
+    def trained(self) -> int:
+        """Sampled tokens that can be trained on."""
+        return len(self.tokens.completion_ids) if self.tokens and self.unusable is None else 0
 
 
 @dataclass
@@ -72,6 +82,10 @@ class Summary:
     finish_reason: str | None = None
     player: str | None = None
 
+    @property
+    def trained(self) -> int:
+        return len(self.tokens.completion_ids) if self.tokens else 0
+
 
 @dataclass
 class Trajectory:
@@ -81,8 +95,9 @@ class Trajectory:
         turns: in order. A failed episode keeps the turns before the failure.
         summaries: in order. The last one may have been cut off, which ends the episode ("context").
         final_observation: the messages after the last reply.
-        end: "terminated", "truncated" (by the environment), a limit of the loop ("max_turns", "tokens", "context",
-            "time"), or "error". "context": the model could not have read the next prompt and answered it.
+        end: "terminated", "truncated" (by the environment), a limit of the loop ("max_turns", "tokens", "cost", "context",
+            "time"), "agent", or "error". "context": the model could not have read the next prompt and answered it. "agent": one
+            that plays by itself has left before the end.
         error: the failed call, where and after how long; None unless `end` is "error". An error is not a reward of 0.
         metrics: numbers of the last `info` (`success` as 0.0 or 1.0).
         metadata: also of a failure: `traceback` of an exception, `status` of an endpoint's refusal, `errors` of earlier tries.
@@ -160,21 +175,25 @@ class Trajectory:
         return out + self.final_observation
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object. A prompt that extends the player's previous tokens stores only what is new."""
+        """A JSON object. A prompt that extends the tokens of the call before, or of another one, stores only what is new."""
         record = {k: v for k, v in vars(self).items() if k not in ("turns", "summaries")}
         record |= {"reward": self.reward} | ({"rewards": self.rewards} if self.rewards else {})
         turns: list[dict[str, Any]] = []
         summaries: list[dict[str, Any]] = []
-        contexts: dict[str | None, list[int]] = {}
+        contexts: list[list[int]] = []
         for call in self.calls():
-            context = contexts.get(call.player, [])
-            item = {k: v for k, v in vars(call).items() if k != "tokens"}
+            seldom = {name for name in ("player", "unusable") if getattr(call, name, None) is None}
+            item = {k: v for k, v in vars(call).items() if k not in {"tokens", *seldom}}
             if call.tokens:
                 tokens = dict(vars(call.tokens))
                 prompt = tokens.pop("prompt_ids")
-                shared = len(context) if context and prompt[: len(context)] == context else 0
+                places = range(len(contexts) - 1, -1, -1)
+                found = next((place for place in places if prompt[: len(contexts[place])] == contexts[place]), None)
+                if found not in (None, len(contexts) - 1):
+                    tokens["of"] = found
+                shared = 0 if found is None else len(contexts[found])
                 tokens.update(shared=shared, new_prompt_ids=prompt[shared:])
-                contexts[call.player] = prompt + call.tokens.completion_ids
+                contexts.append(prompt + call.tokens.completion_ids)
                 item["tokens"] = tokens
             (turns if isinstance(call, Turn) else summaries).append(item)
         return record | {"turns": turns} | ({"summaries": summaries} if summaries else {})
@@ -184,14 +203,15 @@ class Trajectory:
         given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward", "rewards")}
         turns = [Turn(**item) for item in record["turns"]]
         found = cls(**given, turns=turns, summaries=[Summary(**item) for item in record.get("summaries", ())])
-        contexts: dict[str | None, list[int]] = {}
+        contexts: list[list[int]] = []
         for call in found.calls():
             stored: Any = call.tokens  # as `to_json` wrote it
             if stored:
                 tokens = dict(stored)
-                prompt = contexts.get(call.player, [])[: tokens.pop("shared")] + tokens.pop("new_prompt_ids")
+                shared, of = tokens.pop("shared"), tokens.pop("of", -1)
+                prompt = (contexts[of][:shared] if shared else []) + tokens.pop("new_prompt_ids")
                 call.tokens = Tokens(prompt_ids=prompt, **tokens)
-                contexts[call.player] = prompt + call.tokens.completion_ids
+                contexts.append(prompt + call.tokens.completion_ids)
         return found
 
 

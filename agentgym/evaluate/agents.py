@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import json
 import random
-import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.programs import COMMAND, agent_of
+from agentgym.agents.target import find, words_of
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, assistant
 from agentgym.core.tracebacks import place_of
@@ -23,6 +23,7 @@ from agentgym.core.usage_error import instead
 from agentgym.evaluate.plan import AgentSpec, read_text, read_values
 from agentgym.policies.base import (
     EndEpisode,
+    EndpointError,
     EndpointUsage,
     ExpertPolicy,
     NullPolicy,
@@ -36,6 +37,8 @@ from agentgym.rollout.episode import Episode
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
+    from agentgym.evaluate.budget import Prices
+    from agentgym.gateway import Gateway, Upstream
 
 MakePolicy = Callable[[Episode], Policy]
 BUILT_IN = ("expert", "random", "null")
@@ -111,6 +114,49 @@ def python(agent: str, kwargs: Mapping[str, Any] | None = None, name: str | None
     return AgentSpec(name or agent, "python", {"target": agent, **({"kwargs": dict(kwargs)} if kwargs else {})})
 
 
+def playing(
+    agent: str,
+    model: str,
+    base_url: str | None = None,
+    *,
+    serve: str | Path | None = None,
+    name: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: int | None = None,
+) -> AgentSpec:
+    """An agent that plays by itself, `command:WORDS` or `package.module:function`, in front of a model; see `chat` for the others.
+
+    The model's settings are of calls that do not have their own. Its policies are those of a spec that is `behind` a gateway.
+    """
+    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
+    del given["name"]
+    settings = {key: value for key, value in given.items() if value is not None and value != {}}
+    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", settings)
+
+
+@asynccontextmanager
+async def behind(agent: AgentSpec, folder: Path, prices: Prices | None = None) -> AsyncIterator[AgentSpec]:
+    """The agent with a gateway before its model, if it plays by itself; its record is in the folder. It is not what a run stores.
+
+    Raises ValueError if the model's endpoint does not answer.
+    """
+    if agent.kind != "playing":
+        yield agent
+        return
+    from agentgym.gateway import Gateway
+
+    engine = _engine(**agent.settings)
+    try:
+        await engine.start()
+    except EndpointError as error:
+        raise ValueError(f"agent {agent.name!r}: {error}") from error
+    async with Gateway(engine, folder, cost_of=prices.cost if prices else None) as gateway:
+        yield replace(agent, settings={**agent.settings, "gateway": gateway})
+
+
 def policy_maker(agent: AgentSpec) -> MakePolicy:
     """The function that makes the policy of each episode.
 
@@ -142,6 +188,40 @@ def _chat_maker(model: str, base_url: str | None = None, serve: str | None = Non
     make = partial(ChatPolicy, model, base_url, None, **settings)
     make(seed=0)
     return lambda episode: make(seed=episode.seed)
+
+
+def _engine(
+    agent: str,
+    model: str,
+    base_url: str | None = None,
+    serve: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Upstream:
+    from agentgym.gateway import Upstream
+
+    if not base_url:
+        raise ValueError(f"model {model!r}: the base_url of its endpoint is missing")
+    own = {"temperature": temperature, "max_tokens": max_tokens}
+    return Upstream(
+        base_url, model, defaults={k: v for k, v in own.items() if v is not None} | dict(extra or {}), **how
+    )
+
+
+def _playing_maker(gateway: Gateway | None = None, **settings: Any) -> MakePolicy:
+    from agentgym.agents.play import AgentPolicy
+
+    _engine(**settings)
+    agent = agent_of(settings["agent"])
+
+    def make(episode: Episode) -> Policy:
+        if gateway is None:
+            raise ValueError("an agent that plays by itself is made `behind` a gateway")
+        return AgentPolicy(agent, gateway, episode.seed)
+
+    return make
 
 
 def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
@@ -178,6 +258,7 @@ _MAKERS: dict[str, Callable[..., MakePolicy]] = {
     "null": lambda: lambda episode: NullPolicy(),
     "scripted": _scripted_maker,
     "python": _python_maker,
+    "playing": _playing_maker,
 }
 
 _AI = ("ai", "AIMessageChunk")  # what LangChain's messages of a model call their type
@@ -260,13 +341,7 @@ class PythonAgent:
     @classmethod
     def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
         """Import the target, also from the current directory. Raises ValueError if it cannot be used."""
-        module = _module(target)
-        found: Any = module
-        for part in target.partition(":")[2].split("."):
-            if not hasattr(found, part):
-                near = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
-                raise ValueError(f"agent {target!r}: module {module.__name__!r} has no {part!r}; it has {near}"[:400])
-            found = getattr(found, part)
+        found, module = find(target)
         with_tools = _check(target, found, kwargs)
         return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
 
@@ -302,7 +377,7 @@ class PythonPolicy:
             raise
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error.__cause__, SystemExit) else error  # as the executor wraps it
-            raise AgentError(f"{_what(cause)} ({place_of(cause, self._agent.folder)})") from error
+            raise AgentError(f"{words_of(cause)} ({place_of(cause, self._agent.folder)})") from error
         try:
             return reply_of_answer(answer)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -327,26 +402,6 @@ class PythonPolicy:
                 self._player.attach(*self._env)
             self._answer = getattr(self._player, "act", self._player)
         return self._answer(*given, **({} if self._is_class else agent.kwargs))
-
-
-def _module(target: str) -> ModuleType:
-    name, colon, rest = target.partition(":")
-    if name.endswith(".py"):
-        raise ValueError(f"agent {target!r}: write {name[:-3].replace('/', '.')}:{rest or 'run'} for a file {name}")
-    if not (colon and rest and all(part.isidentifier() for part in f"{name}.{rest}".split("."))):
-        raise ValueError(f"agent {target!r}: write package.module:name")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            where = f"looked in {Path.cwd()} and what is installed"
-            raise ValueError(f"agent {target!r}: there is no module {error.name!r} ({where})") from error
-        raise ValueError(f"agent {target!r}: module {name!r} needs {error.name!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:
-        place = place_of(error, str(Path.cwd()))
-        raise ValueError(f"agent {target!r}: importing it failed: {_what(error)} ({place})") from error
 
 
 def _entry(found: Any) -> Any:
@@ -391,8 +446,3 @@ def _bind(what: str, entry: Callable[..., Any], args: Sequence[Any], kwargs: Map
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"{what}: {error}; it takes {signature}") from error
-
-
-def _what(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

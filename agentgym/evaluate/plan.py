@@ -22,7 +22,7 @@ class AgentSpec:
 
     Attributes:
         name: how tables and files call it.
-        kind: "chat", "expert", "random", "null", "scripted" or "python".
+        kind: "chat", "expert", "random", "null", "scripted", "python" or "playing".
         settings: what its kind takes.
     """
 

@@ -22,6 +22,7 @@ from agentgym.rollout.episode import close_env
 if TYPE_CHECKING:
     import aiohttp
 
+_AT_ENDPOINTS = ("chat", "playing")
 _ANYWHERE = "http://127.0.0.1:9/v1"
 
 
@@ -81,7 +82,7 @@ async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
     """Raise ValueError if a chat endpoint does not answer or lacks a model; returns notes on those that are busy."""
     models: dict[str, list[str]] = defaultdict(list)
     for agent in agents:
-        if agent.kind == "chat" and "serve" not in agent.settings:
+        if agent.kind in _AT_ENDPOINTS and "serve" not in agent.settings:
             models[agent.settings["base_url"]].append(agent.settings["model"])
     found = await asyncio.gather(*(probe(url, names) for url, names in models.items()))
     return [note for note in found if note is not None]
@@ -90,7 +91,7 @@ async def check_endpoints(agents: Sequence[AgentSpec]) -> list[str]:
 def check_prices(agents: Sequence[AgentSpec], prices: Prices | None) -> None:
     """Raise ValueError if a cost limit cannot be enforced: every endpoint model and user agent needs a price."""
     for agent in agents:
-        if agent.kind == "python" or (agent.kind == "chat" and "serve" not in agent.settings):
+        if agent.kind == "python" or (agent.kind in _AT_ENDPOINTS and "serve" not in agent.settings):
             if prices is None:
                 raise ValueError("a cost limit needs a table of prices: --prices FILE")
             if prices.cost(model_of(agent), {}) is None:

@@ -6,13 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentgym.agents.play import actions_of, rewarded
+from agentgym.core.agent_failure import AGENT_FAILED
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import Results
 from agentgym.evaluate.run import results_in
 from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
-from agentgym.policies.base import ScriptedPolicy
+from agentgym.policies.base import Reply, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 from agentgym.storage.files import write_json
 from agentgym.viewer.export import write_report
@@ -129,15 +131,18 @@ async def _rescore_cell(
             lambda episode, before=before: _policy(before[episode.task.id, episode.sample]),  # type: ignore[misc]
             [Episode(tasks[t.task_id], t.sample, t.seed) for t in batch if not t.failed and t.task_id in tasks],
             concurrency=concurrency,
-            limits=replace(limits, max_turns=cell.max_turns),
+            limits=replace(limits, max_turns=None if cell.agent.kind == "playing" else cell.max_turns),
             on_end=keep,
             env_id=cell.env.id,
         )
 
 
 def _policy(stored: Trajectory) -> ScriptedPolicy:
+    replies = [Reply(action) for action in actions_of(stored)]
+    if stored.agent_failure == AGENT_FAILED:  # in place of its last action
+        replies[-1] = replace(replies[-1], failure=AGENT_FAILED)
     # Where the loop or the policy ended the episode and not the environment, it is ended there again.
-    return ScriptedPolicy([turn.reply for turn in stored.turns], "replayed" if stored.end in _BY_ENV else stored.end)
+    return ScriptedPolicy(replies, "replayed" if stored.end in _BY_ENV else stored.end)
 
 
 def _merged(stored: Trajectory, again: Trajectory) -> Trajectory:
@@ -146,11 +151,14 @@ def _merged(stored: Trajectory, again: Trajectory) -> Trajectory:
     `metadata["rescored"]` has the reward and the success before, and `differs`: the first turn at which the agent would
     have been shown something else, or the number of turns where only these or the end differ, or None.
     """
-    pairs = list(zip(stored.turns, again.turns, strict=False))
-    alike = len(again.turns) == len(stored.turns) and again.end == stored.end
-    other = (turn for turn, (was, now) in enumerate(pairs) if was.observation != now.observation)
+    steps = stored.metadata.get("steps")
+    shown = [step["observation"] for step in steps] if steps else [turn.observation for turn in stored.turns]
+    alike = len(again.turns) == len(shown) and again.end == stored.end
+    other = (n for n, (was, now) in enumerate(zip(shown, again.turns, strict=False)) if was != now.observation)
     differs = None if again.failed else next(other, None if alike else len(again.turns))
-    turns = [replace(was, reward=now.reward, info=now.info, step_seconds=now.step_seconds) for was, now in pairs]
+    places = [step["turn"] for step in steps] if steps else range(len(stored.turns))
+    turns = stored.turns if steps else stored.turns[: len(again.turns)]
+    turns = rewarded([replace(turn, reward=0.0, info={}, step_seconds=0.0) for turn in turns], places, again.turns)
     grades = {"reward": stored.reward, "success": stored.success, "differs": differs}
     return replace(
         stored,

@@ -27,7 +27,7 @@ from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbe
 from agentgym.evaluate.store import Key, Store, StoreError, cells_of, effective, open_store, read_run, scan
 from agentgym.evaluate.suite import Suite
 from agentgym.policies.base import KEY_REFUSED, EndpointUsage, Policy
-from agentgym.rollout.episode import Batch, Episode, Limits, run_batches
+from agentgym.rollout.episode import Batch, Episode, Limits, Rollout, run_batches, run_episode
 from agentgym.service.client.lookup import held, told_of
 from agentgym.storage.files import write_json
 from agentgym.storage.jsonl import line_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LONGEST_EXPECTED = 2000
 MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
-_ASKING = ("chat", "python")  # kinds of agents that use tokens
+_ASKING = ("chat", "python", "playing")  # kinds of agents that use tokens
 _COUNTED = frozenset({"prompt_tokens", "completion_tokens"})
 
 
@@ -214,6 +214,9 @@ class _Evaluation:
         if not part.left:
             self._started(part)
             self._finished(part)
+        play: Rollout = run_episode
+        if part.cell.agent.kind == "playing":
+            from agentgym.agents.play import play_agent as play  # here: most agents need no gateway
         return Batch(
             part.env.make,
             lambda episode: self._policy(part, make_policy, episode),
@@ -222,6 +225,7 @@ class _Evaluation:
             replace(self.suite.limits, max_turns=part.cell.max_turns),
             part.cell.env.id,
             lambda: self._started(part),
+            play,
         )
 
     def _started(self, part: _PlayedCell) -> None:

@@ -2,6 +2,7 @@
 
     run.json             the plan: cells and settings
     episodes/NAME.jsonl  the episodes of one cell, one JSON object a line, in the order in which they ended
+    gateway/AGENT/       the record of an agent that plays by itself
     lock                 held (`flock`) by the process that writes
     results.json, report.html, preds.json (of episodes that end in a patch; see `predictions`)
 
@@ -114,7 +115,9 @@ def open_store(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        others = sorted(p.name for p in path.iterdir() if p.name != "lock" and p.suffix not in (".tmp", ".log"))
+        others = sorted(
+            p.name for p in path.iterdir() if p.name not in ("lock", "gateway") and p.suffix not in (".tmp", ".log")
+        )
         if others and "run.json" not in others:
             raise ValueError(f"{path} holds other things ({', '.join(others[:3])}): choose another folder")
         lock = hold(path)

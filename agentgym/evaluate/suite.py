@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentgym.agents.programs import plays_episodes
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.usage_error import instead
 from agentgym.evaluate import agents
@@ -133,15 +134,17 @@ def _agent_of(entry: Any) -> AgentSpec:
         entry = {"policy" if entry in agents.BUILT_IN else "agent": entry}
     if not isinstance(entry, Mapping):
         raise ValueError(f"an agent is a table with {', '.join(_AGENTS)}, not {entry!r:.60}")
-    kind = next((name for name in _AGENTS if entry.get(name) is not None), None)
+    kind = next((name for name in ("agent", *_AGENTS) if entry.get(name) is not None), None)
     if kind is None:
         raise ValueError(f"an agent needs one of {', '.join(_AGENTS)}: {dict(entry)!r:.100}")
-    make = _AGENTS[kind]
+    make = agents.playing if kind == "agent" and plays_episodes(str(entry[kind])) else _AGENTS[kind]
+    if make is agents.playing and not (entry.get("model") or entry.get("serve")):
+        raise ValueError(f"agent {entry[kind]!r} plays by itself: it needs the model that it asks, model or serve")
     _check(entry, {name: _AGENT[name] for name in inspect.signature(make).parameters}, f"agent {str(entry[kind])!r}")
     given = dict(entry)
-    if kind == "serve":
+    if entry.get("serve"):
         given.setdefault("model", Path(entry["serve"]).resolve().name)
-    elif kind == "model":
+    elif entry.get("model"):
         given.setdefault("base_url", os.environ.get("OPENAI_BASE_URL") or None)
     return make(**given)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentgym.core.messages import assistant
 from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused
+from agentgym.gateway.mcp import Tools
 from agentgym.gateway.tree import Call, Tree
 
 EXPIRES_SECONDS = 24 * 3600.0
@@ -94,6 +95,8 @@ class Episode:
         self.ended: str | None = None  # why
         self.complete = False
         self.limit: str | None = None  # that was reached
+        self.tools: Tools | None = None  # that its agent may call, by MCP
+        self.refused: Refused | None = None  # the error of the last call that was answered or failed
         self.reward: float | None = None
         self.metrics: dict[str, float] = {}
         self.turns = self.tokens = 0
@@ -183,6 +186,7 @@ class Episode:
         """Its answers are on disk."""
         # A stream that runs takes the rest from the answers.
         exchange.calls, exchange.asked, exchange.pieces = calls, [], []
+        self.refused = None
         self.cost += cost
         for call in calls if exchange.limit is None else ():
             self.tree.add(call)
@@ -194,7 +198,7 @@ class Episode:
 
     def failed(self, exchange: Exchange, error: Refused) -> None:
         """A retry of it is a new exchange."""
-        exchange.error = error
+        exchange.error = self.refused = error
         self._by_digest[exchange.digest].remove(exchange)
         del self.by_id[exchange.id]
         self.turns -= len(exchange.asked) if exchange.limit is None else 0
@@ -254,7 +258,11 @@ class Episode:
 
     def share(self) -> dict[str, Any]:
         """See `Tree.share`."""
-        return self.tree.share(self.undelivered(), self.ended is not None and not self.complete)
+        return self.tree.share(self.undelivered(), self.incomplete)
+
+    @property
+    def incomplete(self) -> bool:
+        return self.ended is not None and not self.complete
 
     def to_json(self) -> dict[str, Any]:
         names = ("id", "ended", "complete", "limit", "expires", "reward", "metrics", "changed")

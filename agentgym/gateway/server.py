@@ -23,6 +23,7 @@ from aiohttp import web
 import agentgym.gateway.anthropic as anthropic  # noqa: PLR0402 - the package imports this module
 import agentgym.gateway.chat as chat  # noqa: PLR0402 - the package imports this module
 import agentgym.gateway.completions as completions  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.mcp as mcp  # noqa: PLR0402 - the package imports this module
 import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package imports this module
 from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
@@ -43,6 +44,7 @@ _PROTOCOLS: dict[str, Any] = {
     "/v1/responses": responses,
     "/v1/messages": anthropic,
 }
+_MCP = "/mcp"
 _COUNT, _MODELS, _EMBEDDINGS, _EPISODES = "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/v1/episodes"
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # How an answer is wanted, which is no part of what is asked.
@@ -200,11 +202,15 @@ class Gateway:
         await self._tell(id, {"reward": reward, "metrics": dict(metrics or {})})
 
     async def end(self, id: str, reason: str = "ended", complete: bool = True) -> None:
-        """Answer no more calls of an episode. One that is not complete is not to be trained on."""
-        await self._tell(id, {"end": reason, "complete": complete, **self.episodes[id].news()})
+        """Answer no more calls of an episode, and wait for those that are sampled. One that is not complete is not to be trained on."""
+        episode = self.episodes[id]
+        await self._tell(id, {"end": reason, "complete": complete, **episode.news()})
+        for exchange in list(episode.by_id.values()):
+            await exchange.news()
 
     def forget(self, id: str) -> None:
-        """Give an episode's memory back. It stays in the record."""
+        """Give the memory of an episode that has ended back. It stays in the record."""
+        self.backend.forget(id)
         self._drop(id)
         self.record.note({"forget": id})
 
@@ -249,10 +255,17 @@ class Gateway:
     async def _served(self, request: web.BaseRequest, path: str, episode: Episode) -> web.StreamResponse:
         if (request.method, path) == ("GET", _MODELS):
             return web.json_response(self._models())
-        if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS):
+        if path == _MCP and request.method != "POST" and episode.tools is not None:
+            raise Refused(405, "the tools of an episode are reached by POST alone")
+        if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS, _MCP):
             raise Refused(404, f"{request.method} {path:.100} is not served here")
         raw = await request.read()
         body = _object(raw)
+        if path == _MCP:
+            if episode.tools is None:
+                raise Refused(404, "this episode has no tools")
+            answer = await mcp.answer(body, episode.tools)
+            return web.Response(status=202) if answer is None else web.json_response(answer)
         if passed := self._passed.get(str(body.get("model"))):
             status, response = await passed.forward(request, path, raw)
             self.record.note({"episode": episode.id, "passed": body["model"], "path": path, "status": status})
@@ -262,6 +275,15 @@ class Gateway:
         if path == _COUNT:
             (call,) = self._calls(anthropic, body, episode)
             return web.json_response({"input_tokens": await self.backend.count(call)})
+        return await self._replied(request, path, raw, body, episode)
+
+    async def _replied(
+        self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
+    ) -> web.StreamResponse:
+        # A busy loop may get to a request after its retry on another connection. One round later it knows who has gone.
+        await asyncio.sleep(0)
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionError("the client has gone")
         exchange = self._exchange(request, path, raw, body, episode)
         protocol = _PROTOCOLS[path]
         if body.get("stream") is True:

@@ -51,6 +51,12 @@ class Call:
     def sampled(self) -> int:
         return len(self.logprobs) or self.answer.usage.get("completion_tokens", 0)
 
+    def unusable(self, undelivered: Collection[int] = (), incomplete: bool = False) -> str | None:
+        """Why its sampled tokens cannot be trained on."""
+        reasons = [] if self.logprobs else [NO_IDS]
+        reasons += [*self.asked.unusable, *[UNDELIVERED] * (self.number in undelivered), *[INCOMPLETE] * incomplete]
+        return reasons[0] if reasons else None
+
     def tokens(self) -> Tokens | None:
         """The exact tokens; None where the model does not tell them."""
         if not self.logprobs:
@@ -154,10 +160,8 @@ class Tree:
         """Sampled tokens, those that can be trained on, why the others cannot, and why prompts did not go on from calls before."""
         lost, calls = Counter[str](), self.calls.values()
         for call in calls:
-            reasons = [] if call.logprobs else [NO_IDS]
-            reasons += [*call.asked.unusable, *[UNDELIVERED] * (call.number in undelivered), *[INCOMPLETE] * incomplete]
-            if reasons:
-                lost[reasons[0]] += call.sampled
+            if reason := call.unusable(undelivered, incomplete):
+                lost[reason] += call.sampled
         sampled = sum(call.sampled for call in calls)
         forks = Counter(call.why for call in calls if call.why)
         return {"sampled": sampled, "trainable": sampled - lost.total(), "lost": dict(lost), "forks": dict(forks)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -20,12 +20,24 @@ _START_SECONDS = 30.0
 
 
 class Upstream:
-    """A model behind an OpenAI-compatible endpoint, asked as by `ChatPolicy`. vLLM's tells the exact tokens. `start` it first."""
+    """A model behind an OpenAI-compatible endpoint, asked as by `ChatPolicy`. vLLM's tells the exact tokens. `start` it first.
+
+    `defaults` are settings of calls that do not have their own.
+    """
 
     honours: Collection[str] | None = None  # all
 
-    def __init__(self, base_url: str, model: str | None = None, api_key: str | None = None, timeout: float = 600.0):
-        self._policy = ChatPolicy(model or "", base_url, api_key, timeout=timeout)
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        retries: int = 5,
+        defaults: Mapping[str, Any] | None = None,
+    ):
+        self._policy = ChatPolicy(model or "", base_url, api_key, timeout=timeout, retries=retries)
+        self._defaults = dict(defaults or {})
         self._base = url_of(base_url).removesuffix(_CHAT)
         self._asked = model
         self.models: Sequence[str] = ()
@@ -45,7 +57,7 @@ class Upstream:
         self.models, self.exact = [name], cards[name].get("owned_by") == "vllm"
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
-        body = {"model": self.models[0], **call.used}
+        body = {"model": self.models[0], **self._defaults, **call.used}
         path = _CHAT if call.prompt is None else _COMPLETIONS
         if call.prompt is None:
             body |= {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
@@ -83,6 +95,9 @@ class Upstream:
         body = {"model": self.models[0], "messages": as_sent(call.messages, True), "tools": call.tools or None}
         counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
         return int(counted["count"])
+
+    def forget(self, episode: str) -> None:
+        """It keeps nothing of episodes."""
 
     async def _ask(self, method: str, url: str, **more: Any) -> Any:
         session, limit = await endpoints.session(), aiohttp.ClientTimeout(total=_START_SECONDS)

@@ -28,6 +28,7 @@ class Reply:
             "content_filter" (part or all of it is withheld); None if unknown.
         request: of a summary alone, which is no answer: what asked for it. The environment does not see it, and the
             policy is asked again.
+        failure: the cause of an agent failure in place of an answer: the episode ends at the environment's floor.
     """
 
     message: Message
@@ -35,6 +36,7 @@ class Reply:
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
     request: list[Message] | None = None
+    failure: str | None = None
 
 
 @dataclass
@@ -81,12 +83,12 @@ KEY_REFUSED = 401
 
 
 class ScriptedPolicy:
-    """Answers from a script: a list of texts or messages in turn, or a function of the conversation.
+    """Answers from a script: a list of texts, messages or replies in turn, or a function of the conversation.
 
     A list that runs out ends the episode with the reason `end`.
     """
 
-    def __init__(self, script: Sequence[Action] | Callable[[Sequence[Message]], Action], end: str = "script"):
+    def __init__(self, script: Sequence[Action | Reply] | Callable[[Sequence[Message]], Action], end: str = "script"):
         self._end = end
         self._script = script if callable(script) else iter(script)
 
@@ -94,7 +96,7 @@ class ScriptedPolicy:
         if callable(self._script):
             return Reply(assistant(self._script(messages)))
         for action in self._script:
-            return Reply(assistant(action))
+            return action if isinstance(action, Reply) else Reply(assistant(action))
         raise EndEpisode(self._end)
 
 

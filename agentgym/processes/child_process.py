@@ -29,14 +29,16 @@ def with_default_signals(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, "exec", *command]
 
 
-def supervised(command: Sequence[str]) -> list[str]:
+def supervised(command: Sequence[str], stdin: bool = False) -> list[str]:
     """The command line that runs a command until this process ends, with default handling of every signal.
 
     A supervisor process starts it in a new session. When the command or this process ends, or the supervisor gets SIGTERM,
     the command and its descendants get SIGTERM, and SIGKILL after `STOP_SECONDS`. The supervisor ends as the command did, with
-    the same exit code or signal. If it is killed itself, the kernel kills the command (Linux only).
+    the same exit code or signal. If it is killed itself, the kernel kills the command (Linux only). The command reads nothing, or
+    with `stdin` what the supervisor is given.
     """
-    return [sys.executable, "-I", "-S", __file__, "supervise", str(os.getpid()), *command]
+    how = "feed" if stdin else "supervise"
+    return [sys.executable, "-I", "-S", __file__, how, str(os.getpid()), *command]
 
 
 def restore_default_signals() -> None:
@@ -47,14 +49,14 @@ def restore_default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _supervise(parent: int, command: Sequence[str]) -> int:
+def _supervise(parent: int, command: Sequence[str], stdin: int | None) -> int:
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: stopped.append(number))
     tie = functools.partial(die_with, os.getpid())
     # This process has one thread, so code between fork and exec is safe.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
+    child = subprocess.Popen(command, stdin=stdin, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
     while child.poll() is None and os.getppid() == parent and not stopped:
         time.sleep(_POLL_SECONDS)
     for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
@@ -121,14 +123,14 @@ def end_children(seconds: float = GONE_SECONDS) -> bool:
 
 
 def _main(how: str, *rest: str) -> None:
-    command = rest[1:] if how == "supervise" else rest
+    command = rest if how == "exec" else rest[1:]
     restore_default_signals()
     try:
         if how == "exec":
             for number in _IGNORED_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(command[0], command)
-        code = _supervise(int(rest[0]), command)
+        code = _supervise(int(rest[0]), command, None if how == "feed" else subprocess.DEVNULL)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be started: {error.strerror}")
     if code < 0:

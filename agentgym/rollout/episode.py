@@ -137,13 +137,7 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
 
-    if hasattr(policy, "attach"):
-        policy.attach(env, executor.call)
-    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
-    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
-        trajectory.metadata["state"] = info["state"]
-    if (bound := getattr(env.unwrapped, "task", None)) is not None:
-        trajectory.task_id = bound.id or trajectory.task_id
+    observation, info = await _opened(env, executor, policy, task, trajectory, limits)
     tools, step_limit = env.get_wrapper_attr("tools"), limits.step_limit(env)
     player, speaker = next_player(info), cache(partial(_speaker, policy))
     conversations: dict[str | None, list[Message]] = defaultdict(list)
@@ -174,7 +168,10 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
         if silent and turn.finish_reason == "content_filter":
             raise CallFailed("the endpoint's content filter withheld the whole answer (finish_reason: content_filter)")
-        outcome = await stepped("step", reply.message, checked_step)
+        if reply.failure is None:
+            outcome = await stepped("step", reply.message, checked_step)
+        else:
+            outcome = _failed_by_agent(env, trajectory, reply.failure)
         conversations[player].append(reply.message)
         player = next_player(outcome[4], player)
         observation, turn.reward, terminated, truncated, turn.info = outcome
@@ -184,6 +181,20 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+async def _opened(
+    env: Env, executor: EnvExecutor, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits
+) -> tuple[list[Message], dict[str, Any]]:
+    """The opening and its info, once each policy that calls the environment itself has been attached to it."""
+    if hasattr(policy, "attach"):
+        policy.attach(env, executor.call)
+    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
+    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
+        trajectory.metadata["state"] = info["state"]
+    if (bound := getattr(env.unwrapped, "task", None)) is not None:
+        trajectory.task_id = bound.id or trajectory.task_id
+    return observation, info
 
 
 def _speaker(policy: Policy, player: str | None) -> Policy:
@@ -211,7 +222,11 @@ async def _stepped(
     except CallTimeout:
         if not await _hung_by_agent(env, executor, began):
             raise
-        return failed_step(STEP_TIMEOUT, float(env.get_wrapper_attr("floor")) - trajectory.reward)
+        return _failed_by_agent(env, trajectory, STEP_TIMEOUT)
+
+
+def _failed_by_agent(env: Env, trajectory: Trajectory, cause: str) -> Any:
+    return failed_step(cause, float(env.get_wrapper_attr("floor")) - trajectory.reward)
 
 
 def _check_limits(trajectory: Trajectory, limits: Limits) -> None:

@@ -1,0 +1,159 @@
+"""What plays an episode by itself: a command in a folder of its own, or a Python function."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentgym.agents.episode import AgentEpisode, BlockingEpisode
+from agentgym.agents.target import find, words_of
+from agentgym.core.agent_failure import AGENT_FAILED
+from agentgym.core.executor import EnvExecutor
+from agentgym.core.messages import Message, assistant
+from agentgym.core.tracebacks import traceback_of
+from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
+
+COMMAND = "command:"
+LONGEST_ANSWER, LONGEST_TAIL = (
+    1 << 20,
+    2000,
+)  # bytes of a command's output: the answer, and what a trajectory has of stderr
+
+
+@dataclass(frozen=True)
+class Left:
+    """How an agent has ended: its final answer, if any, or the cause of its failure; and facts for the trajectory."""
+
+    answer: Message | None = None
+    failure: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Agent(Protocol):
+    async def run(self, episode: AgentEpisode) -> Left:
+        """Play an episode. When this is cancelled, all that it has started ends."""
+
+
+def agent_of(text: str) -> Agent:
+    """The agent that `command:WORDS` or `package.module:function` names. Raises ValueError if it cannot play."""
+    return Command(text.removeprefix(COMMAND)) if text.startswith(COMMAND) else Function(text)
+
+
+class Command:
+    """A command. Its words may have {task}, {base_url}, {key}, {model}, {mcp_url} and {folder}; a word that is a file is found from here.
+
+    It has the opening on its standard input too, and all else in variables. What it writes to its standard output is its final
+    answer. It runs in a folder of its own, which is empty, with another as its home; both are removed.
+    """
+
+    def __init__(self, line: str):
+        try:
+            self.words = [os.path.abspath(word) if os.path.isfile(word) else word for word in shlex.split(line)]
+        except ValueError as error:
+            raise ValueError(f"agent command:{line}: {error}") from error
+        if not self.words or shutil.which(self.words[0]) is None:
+            raise ValueError(f"agent command:{line}: there is no program {(self.words or [''])[0]!r}")
+
+    async def run(self, episode: AgentEpisode) -> Left:
+        with tempfile.TemporaryDirectory(prefix="agentgym-agent-", ignore_cleanup_errors=True) as place:
+            folder, home, out, err, given = (Path(place) / name for name in ("work", "home", "out", "err", "in"))
+            folder.mkdir()
+            home.mkdir()
+            given.write_text(episode.opening, encoding="utf-8")
+            words = [_filled(word, episode, folder) for word in self.words]
+            with given.open("rb") as reads, out.open("wb") as says, err.open("wb") as errors:
+                starting: dict[str, Any] = {"stdin": reads, "stdout": says, "stderr": errors}
+                env = {**os.environ, **_variables(episode), "HOME": str(home)}
+                starting |= {"cwd": folder, "env": env, "start_new_session": True}
+                process = await asyncio.create_subprocess_exec(*supervised(words, stdin=True), **starting)
+                try:
+                    code = await process.wait()
+                finally:
+                    await _ended(process)
+            answer = _tail(out, LONGEST_ANSWER).strip()
+            facts = {"exit_code": code} | ({"stderr": said} if (said := _tail(err, LONGEST_TAIL)) else {})
+        if code:
+            return Left(failure=AGENT_FAILED, facts={**facts, "output": answer[-LONGEST_TAIL:]})
+        return Left(assistant(answer) if answer else None, facts=facts)
+
+
+class Function:
+    """A function of an `AgentEpisode`, `async def` or `def`; what it returns, a text or an assistant message, is its final answer."""
+
+    def __init__(self, target: str):
+        found, _ = find(target)
+        if not callable(found):
+            raise ValueError(f"agent {target!r} is {found!r:.40}: a function of an episode is needed")
+        try:
+            inspect.signature(found).bind(None)
+        except TypeError as error:
+            raise ValueError(f"agent {target!r} must take one argument, the episode: {error}") from error
+        self.target, self._play = target, found
+
+    async def run(self, episode: AgentEpisode) -> Left:
+        lane = EnvExecutor(f"agentgym agent {self.target}")
+        try:
+            if inspect.iscoroutinefunction(self._play):
+                answer = await self._play(episode)
+            else:
+                answer = await lane.call(self._play, BlockingEpisode(episode, asyncio.get_running_loop()))
+            return Left(None if answer in (None, "") else assistant(answer))
+        except (Exception, SystemExit) as error:
+            return Left(failure=AGENT_FAILED, facts={"raised": words_of(error), "traceback": traceback_of(error)})
+        finally:
+            lane.stop()
+
+
+def plays_episodes(target: str) -> bool:
+    """True for a command, and a function whose only parameter is called "episode"; other functions answer turn by turn."""
+    if target.startswith(COMMAND):
+        return True
+    found, _ = find(target)
+    try:
+        return not inspect.isclass(found) and list(inspect.signature(found).parameters) == ["episode"]
+    except (TypeError, ValueError):
+        return False
+
+
+def _filled(word: str, episode: AgentEpisode, folder: Path) -> str:
+    names = {
+        **{name: getattr(episode, name) for name in ("base_url", "key", "model", "mcp_url")},
+        "folder": str(folder),
+    }
+    names["task"] = episode.opening
+    return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), word)
+
+
+def _variables(episode: AgentEpisode) -> dict[str, str]:
+    """Where agents of all kinds look for their model, and the environment's task and tools."""
+    own = {"AGENTGYM_TASK": episode.opening, "AGENTGYM_MODEL": episode.model, "AGENTGYM_MCP_URL": episode.mcp_url}
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.key)
+    urls = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), episode.base_url)
+    return {**own, **keys, **urls, "ANTHROPIC_BASE_URL": episode.base_url.removesuffix("/v1")}
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait until a supervised command has ended with all that it started, which it is told to."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS + 2 * GONE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _tail(path: Path, most: int) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most))
+        return file.read().decode("utf-8", "replace")

@@ -1,0 +1,144 @@
+"""`agentgym eval` of agents that play by themselves, in front of a model: their calls, tokens and cost are in the record, limits bind them."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from endpoint_double import said, serving
+from parity import Parity
+
+from agentgym.cli import main
+from agentgym.core import registration
+from agentgym.core.messages import text_of
+from agentgym.core.registration import register
+from agentgym.evaluate.rescore import rescore
+from agentgym.evaluate.store import read_cell, read_run
+
+EXAMPLES = Path(__file__).parents[3] / "examples/agents"
+
+
+@pytest.fixture(autouse=True)
+def registered(tmp_path, monkeypatch):
+    monkeypatch.setattr(registration, "registry", dict(registration.registry))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    register("parity", f"{Parity.__module__}:Parity")
+
+
+def answer(body):
+    """Right for the even numbers, which are half of the tasks."""
+    return said("even" if body["model"] == "double" else "odd")
+
+
+def evaluated(capsys, *words):
+    code = main(["eval", "parity", "-n", "4", "--quiet", "--json", "--out", "run", *words])
+    out = capsys.readouterr()
+    return code, (json.loads(out.out) if code == 0 else out.err)
+
+
+def episodes():
+    ((_, file),) = [(cell, Path("run") / cell["file"]) for cell in read_run(Path("run"))["cells"]]
+    return read_cell(file)
+
+
+def test_an_agent_plays_in_front_of_a_model_and_its_calls_are_counted(capsys):
+    Path("prices.yaml").write_text("double: {input: 1000, output: 10000}\n")
+    with serving(answer) as url:
+        given = ["--model", "double", "--base-url", url, "--prices", "prices.yaml", "--temperature", "0.5"]
+        code, results = evaluated(capsys, "--agent", "openai_sdk:play", *given)
+        assert code == 0
+        (cell,) = results["cells"]
+        assert cell["agent"] == "openai_sdk:play on double"
+        assert (cell["episodes"], cell["errors"], cell["turns"], cell["success"]) == (4, 0, 1.5, 0.5), (
+            "a wrong answer has a second turn"
+        )
+        assert cell["tokens"] == {"prompt_tokens": 60, "completion_tokens": 12}
+        assert (cell["requests"], cell["cost"]) == (6, pytest.approx(6 * 0.03))
+        records = [json.loads(line) for line in next(Path("run/gateway").rglob("calls.jsonl")).open()]
+        asked = [call["asked"] for record in records for call in record.get("calls", ())]
+        assert len(asked) == 6
+        for trajectory in episodes().values():
+            for turn, step in zip(trajectory.turns, trajectory.metadata["steps"], strict=True):
+                assert (text_of(turn.reply), turn.usage["completion_tokens"]) == ("even", 2)
+                assert (turn.observation, turn.reply) == (step["observation"], step["action"])
+        code, again = evaluated(capsys, "--agent", "openai_sdk:play", *given)
+    assert (code, again["cells"][0]["requests"]) == (0, 6), "a second start plays nothing again"
+    regraded = rescored()
+    assert (regraded.graded, regraded.changed, regraded.unfaithful) == (4, 0, 0)
+
+
+def rescored():
+    (found,), _ = asyncio.run(rescore(Path("run"), Path("again")))
+    return found
+
+
+def test_a_command_is_an_agent_too_and_one_that_fails_has_failed_its_episodes(capsys):
+    Path("agent.py").write_text("import sys\nsys.exit('no')\n")
+    with serving(answer) as url:
+        code, results = evaluated(
+            capsys, "--agent", f"command:{sys.executable} agent.py", "--model", "double", "--base-url", url
+        )
+    assert code == 0
+    (cell,) = results["cells"]
+    assert (cell["errors"], cell["success"], cell["agent_failures"]) == (0, 0.0, {"agent_failed": 4})
+    regraded = rescored()
+    assert (regraded.graded, regraded.changed) == (4, 0)
+
+
+def test_limits_bind_an_agent(capsys):
+    Path("greedy.py").write_text(
+        "import openai\n"
+        "async def play(episode):\n"
+        "    async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.key) as client:\n"
+        "        while True:\n"
+        "            await client.chat.completions.create(model='double', messages=episode.messages)\n"
+    )
+    with serving(answer) as url:
+        given = ["--agent", "greedy:play", "--model", "double", "--base-url", url]
+        code, results = evaluated(capsys, *given, "--max-turns", "3")
+        assert code == 0
+        assert (results["cells"][0]["ends"], results["cells"][0]["requests"]) == ({"max_turns": 4}, 12)
+        code = main(
+            [
+                "eval",
+                "parity",
+                "-n",
+                "4",
+                "--quiet",
+                "--out",
+                "few",
+                *given,
+                "--token-limit",
+                "20",
+                "--max-turns",
+                "1",
+                "--concurrency",
+                "1",
+            ]
+        )
+    assert (code, json.loads(Path("few/results.json").read_text())["stopped"]) == (3, "tokens")
+
+
+def test_an_endpoint_that_fails_is_an_error_and_not_the_agent_s(capsys):
+    with serving(lambda body: (500, "on fire")) as url:
+        given = ["--agent", "openai_sdk:play", "--model", "double", "--base-url", url, "--request-retries", "0"]
+        code, _ = evaluated(capsys, *given, "--retries", "0", "--no-probe")
+    assert code == 1
+    assert all(t.failed and "on fire" in t.error for t in episodes().values())
+
+
+def test_what_cannot_play_is_refused(capsys):
+    code, told = evaluated(capsys, "--agent", "openai_sdk:play")
+    assert (code, "plays by itself: it needs --model and --base-url, or --serve" in told) == (2, True)
+    with serving(answer) as url:
+        code, told = evaluated(capsys, "--agent", "command:nothing-here", "--model", "double", "--base-url", url)
+        assert (code, "there is no program 'nothing-here'" in told) == (2, True)
+        code, told = evaluated(
+            capsys, "--agent", "openai_sdk:play", "--model", "double", "--base-url", url, "--system", "be good"
+        )
+        assert (code, "has no 'system'" in told) == (2, True)
+    Path("suite.yaml").write_text("agents: [{agent: 'openai_sdk:play'}]\nenvs: [parity]\n")
+    assert main(["eval", "suite.yaml"]) == 2
+    assert "it needs the model that it asks" in capsys.readouterr().err
