@@ -22,6 +22,7 @@ from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
 from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
+from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
@@ -280,9 +281,17 @@ def _wrong_env(config: Config) -> Iterator[str]:
         yield f"{name}: cannot be made{given}: {first_line(error)}"
         return
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
-    if players := getattr(env.unwrapped, "players", ()):
-        yield f"{name}: has several players ({', '.join(players)}): it can be evaluated, but training is of one agent yet"
+    players = getattr(env.unwrapped, "players", None)
     close_unused(env)
+    if players and config.agent.run is not None:
+        yield f"agent.run={config.agent.run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
+    for player, agent in config.env.agents.items():
+        if players is not None and player not in players:
+            yield f"env.agents.{player}: {config.env.id} has no such player, only {', '.join(players)}"
+        try:
+            maker_of(agent)
+        except ValueError as error:
+            yield f"env.agents.{player}={agent}: {first_line(error)}"
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"

@@ -27,6 +27,7 @@ class TrainingSample:
     in_loss: bool = True  # whether it is trained on; if not, it still counts in the baseline of its group
     trajectory: str = ""  # id of the trajectory; samples of the same one are in the order of its turns
     group: str = ""  # id of its group
+    player: str | None = None  # whose turns they are, in an environment with several players
     temperature: float = 1.0  # the sampling temperature, which divides the trainer's logits too
     weight: float = 0.0  # weight of each sampled token in the loss of its optimizer step, from `packing.weighted`
     # T advantages of the sampled ids, 0.0 elsewhere. Empty until computed, as are the lists below.
@@ -67,7 +68,8 @@ def samples_of(
         fitting = [sample for sample in found if tokens.prompt_ids[: len(sample.ids)] == sample.ids]
         if not fitting:
             empty = TrainingSample([], [], [], f"{trajectory.id}#{len(found)}", trajectory=trajectory.id)
-            found.append(replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss))
+            begun = replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss)
+            found.append(replace(begun, player=turn.player))
         sample = max(fitting, key=lambda each: len(each.ids), default=found[-1])
         bridge, sampled, is_trained = tokens.prompt_ids[len(sample.ids) :], tokens.completion_ids, turn.trained > 0
         sample.ids.extend([*bridge, *sampled])

@@ -305,9 +305,10 @@ def _agent_metrics(trajectories: Sequence[Trajectory]) -> AgentMetrics | None:
 
 
 def _env_means(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of the numbers that an environment tells at the end, each over the episodes that have it."""
-    names = {name for t in played for name in t.metrics if name != "success"}
-    return {name: _mean([t.metrics[name] for t in played if name in t.metrics]) for name in sorted(names)}
+    """Means of the numbers that an environment tells at the end, and of what each player earned, over the episodes that have it."""
+    told = [{**t.metrics, **{f"reward/{player}": reward for player, reward in t.rewards.items()}} for t in played]
+    names = {name for numbers in told for name in numbers if name != "success"}
+    return {name: _mean([numbers[name] for numbers in told if name in numbers]) for name in sorted(names)}
 
 
 def _retried(trajectories: Sequence[Trajectory]) -> int:

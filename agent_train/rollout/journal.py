@@ -28,7 +28,7 @@ class DivergedError(RuntimeError):
 class JournalTurn:
     """One answer of the engine, and the prompt that it belongs to."""
 
-    shared: int  # first ids of the prompt: those of the turn before and its completion, or 0
+    shared: int  # first ids of the prompt: those of the player's turn before and its completion, or 0
     new: list[int]  # the prompt's other ids
     completion: Completion
     weights: Mapping[int, int] = field(default_factory=dict)  # checksums of its versions

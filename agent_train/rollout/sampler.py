@@ -1,10 +1,11 @@
 """From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
+import copy
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_train.config.schema import MemoryConfig
@@ -19,7 +20,8 @@ from agentgym.core.env import Env
 from agentgym.core.messages import Message
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Group, Tokens, Trajectory
-from agentgym.policies.base import EndEpisode, Policy, Reply
+from agentgym.evaluate.agents import MakePolicy
+from agentgym.policies.base import ByPlayer, EndEpisode, Policy, Reply
 from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_many
 
 OnEnd = Callable[[Trajectory], None]
@@ -44,7 +46,8 @@ class TokenPolicy:
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
     engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` the model sees a part of the
-    conversation; a summary is a turn of its own, to the engine and the journal.
+    conversation; a summary is a turn of its own, to the engine and the journal. Each player of an episode has an object of
+    its own, `for_player`; the first one is then not asked.
     """
 
     def __init__(
@@ -66,12 +69,23 @@ class TokenPolicy:
         self._journal = journal
         if journal is not None and self._episode is not None:
             journal.begin(self._episode, engine.version)
-        self._memory: RecentMemory | SummaryMemory | None = None
+        self._settings = memory
+        self._memory = self._new_memory()
         self._lost = False  # the last summary is none to go on with
-        if memory is not None and memory.name == "recent":
-            self._memory = RecentMemory(memory.turns)
-        elif memory is not None and memory.name == "summary":
-            self._memory = SummaryMemory(memory, renderer, engine.max_model_len, sampling.max_tokens)
+
+    def _new_memory(self) -> RecentMemory | SummaryMemory | None:
+        if self._settings is None or self._settings.name == "none":
+            return None
+        if self._settings.name == "recent":
+            return RecentMemory(self._settings.turns)
+        return SummaryMemory(self._settings, self._renderer, self._engine.max_model_len, self._sampling.max_tokens)
+
+    def for_player(self, name: str) -> "TokenPolicy":
+        """The same for the conversation of a player: with seeds of its own, and in the episode's journal."""
+        own = copy.copy(self)
+        own._seed = None if self._seed is None else derive_seed(self._seed, "player", name)
+        own._memory = self._new_memory()
+        return own
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """Sample the answer to the whole conversation so far, or a summary of it.
@@ -144,6 +158,7 @@ class Sampler:
     play: Rollout = run_episode  # runs one episode; see `run_many`
     memory: MemoryConfig | None = None  # of every episode
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
+    others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
 
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
@@ -214,7 +229,9 @@ class Sampler:
         def make_policy(episode: Episode) -> Policy:
             if self.agents is not None:
                 return self.agents.policy(episode_key(episode.seed), episode.seed, kept)
-            return TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
+            learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
+            others = {name: make(episode) for name, make in self.others.items()}
+            return ByPlayer(others, learning) if others else learning
 
         def ended(trajectory: Trajectory) -> None:
             trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}

@@ -21,6 +21,7 @@ from agent_train.cluster.lost import LostError
 from agent_train.config.extensions import engines, rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
+from agent_train.data.players import apart
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.actor_group import Learner, shared_devices
@@ -36,6 +37,7 @@ from agent_train.rollout.ahead import Rollout, Rollouts
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.journal import Journal
+from agent_train.rollout.others import maker_of
 from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
@@ -205,10 +207,12 @@ async def train_on(
     """
     groups, wanted, oldest = rollout.groups, config.trainer.groups_per_step, _oldest(config, rollout, progress.step + 1)
     kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
+    kept = apart(kept, config.algorithm.players)
+    greedy = apart([Group(t.task_id, [t]) for t in rollout.greedy], config.algorithm.players)
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
-    samples = give_advantages(config, kept, samples, rollout.greedy, progress.kl_coef)
+    samples = give_advantages(config, kept, samples, _trajectories(greedy), progress.kl_coef)
     clock.lap("score")
 
     kl_coef = progress.kl_coef
@@ -425,6 +429,7 @@ def sampler_of(
         play=rollouts.load(config.env.rollout) if agents is None else play_agent,
         memory=config.memory,
         agents=agents,
+        others={player: maker_of(agent) for player, agent in config.env.agents.items()},
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config, SftConfig
+from agent_train.data.players import parts
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import batch_of_step, derive_seed, step_count
@@ -77,7 +78,7 @@ def sft_samples(
     The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
     """
     samples: list[TrainingSample] = []
-    for trajectory in trajectories:
+    for trajectory in (part for whole in trajectories for part in parts(whole)):
         turns: list[Turn] = []
         conversation: list[Message] = []
         previous: Rendered | None = None
@@ -86,7 +87,7 @@ def sft_samples(
             prompt = renderer.prompt(conversation, tools, previous)
             said = _completion(renderer, prompt, conversation, turn.reply, tools)
             tokens = Tokens(prompt.ids, said, [0.0] * len(said), [-1] * len(said))
-            turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens))
+            turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens, player=turn.player))
             conversation.append(turn.reply)
             previous = prompt.answered(said)
         own = Trajectory(trajectory.id, trajectory.env, trajectory.task_id, trajectory.sample, turns=turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -98,6 +98,32 @@ class ScriptedPolicy:
         for action in self._script:
             return action if isinstance(action, Reply) else Reply(assistant(action))
         raise EndEpisode(self._end)
+
+
+class ByPlayer:
+    """A policy for each player by name; `rest` answers for the others."""
+
+    def __init__(self, policies: Mapping[str, Policy], rest: Policy | None = None):
+        self._policies, self._rest = policies, rest
+
+    def attach(self, env: Env, call: Caller) -> None:
+        for policy in (*self._policies.values(), self._rest):
+            if policy is not None and hasattr(policy, "attach"):
+                policy.attach(env, call)
+
+    def for_player(self, name: str) -> Policy:
+        """The policy of a player. Raises LookupError if it has none."""
+        if name in self._policies:
+            return self._policies[name]
+        if self._rest is None:
+            raise LookupError(f"there is no policy for {name!r}, only for {', '.join(self._policies)}")
+        found: Policy = self._rest.for_player(name) if hasattr(self._rest, "for_player") else self._rest
+        return found
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        if self._rest is None:
+            raise LookupError(f"the environment has one agent, and these policies are for {', '.join(self._policies)}")
+        return await self._rest.act(messages, tools)
 
 
 class NullPolicy:

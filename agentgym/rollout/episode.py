@@ -20,7 +20,7 @@ from agentgym.core.executor import EnvExecutor, close_env, discard, executor_of,
 from agentgym.core.messages import Message, text_of
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import TOO_LONG, Summary, Trajectory, Turn
-from agentgym.policies.base import KEY_REFUSED, EndEpisode, Policy, Reply
+from agentgym.policies.base import KEY_REFUSED, ByPlayer, EndEpisode, Policy, Reply
 from agentgym.rollout.calls import (
     CallFailed,
     CallTimeout,
@@ -109,7 +109,8 @@ async def run_episode(
     started = time.perf_counter()
     trajectory = Trajectory("", env_id or name_of(env), task.id if task else "", sample, seed)
     try:
-        await _play(env, policy, task, trajectory, limits)
+        one = ByPlayer(policy) if isinstance(policy, Mapping) else policy
+        await _play(env, one, task, trajectory, limits)
     except EndEpisode as end:
         trajectory.end = end.reason
         if end.reason == "context" and not trajectory.turns:
@@ -129,9 +130,7 @@ def _where(trajectory: Trajectory) -> str:
     return f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}"
 
 
-async def _play(
-    env: Env, policy: Policy | Mapping[str, Policy], task: Task | None, trajectory: Trajectory, limits: Limits
-) -> None:
+async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
     """Fill the trajectory as the episode goes, so that a failure keeps the turns before it."""
     executor, began = executor_of(env), time.monotonic()
     if executor.busy:
@@ -185,17 +184,11 @@ async def _play(
 
 
 async def _opened(
-    env: Env,
-    executor: EnvExecutor,
-    policy: Policy | Mapping[str, Policy],
-    task: Task | None,
-    trajectory: Trajectory,
-    limits: Limits,
+    env: Env, executor: EnvExecutor, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits
 ) -> tuple[list[Message], dict[str, Any]]:
     """The opening and its info, once each policy that calls the environment itself has been attached to it."""
-    for each in policy.values() if isinstance(policy, Mapping) else [policy]:
-        if hasattr(each, "attach"):
-            each.attach(env, executor.call)
+    if hasattr(policy, "attach"):
+        policy.attach(env, executor.call)
     observation, info = await _begin(env, executor, task, trajectory.seed, limits)
     if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
         trajectory.metadata["state"] = info["state"]
@@ -204,13 +197,12 @@ async def _opened(
     return observation, info
 
 
-def _speaker(policy: Policy | Mapping[str, Policy], player: str | None) -> Policy:
+def _speaker(policy: Policy, player: str | None) -> Policy:
     """The policy that answers for a player; None: for the only agent."""
-    if isinstance(policy, Mapping):
-        if player is None or player not in policy:
-            raise CallFailed(f"there is no policy for {player!r}, only for {', '.join(policy)}")
-        return policy[player]
-    found: Policy = policy.for_player(player) if player is not None and hasattr(policy, "for_player") else policy
+    try:
+        found: Policy = policy.for_player(player) if player is not None and hasattr(policy, "for_player") else policy
+    except LookupError as error:
+        raise CallFailed(str(error)) from error
     return found
 
 

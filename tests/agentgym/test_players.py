@@ -13,7 +13,7 @@ from agentgym.core.registration import registry
 from agentgym.core.trajectory import Tokens, Trajectory, read_jsonl, write_jsonl
 from agentgym.evaluate import Results
 from agentgym.evaluate.results import results_of
-from agentgym.policies.base import Reply
+from agentgym.policies.base import ByPlayer, ExpertPolicy, Reply
 from agentgym.rewards import Reward, Rewarded, Rubric
 from agentgym.rollout.episode import Limits
 from agentgym.viewer.rows import result_of, row_of
@@ -121,6 +121,15 @@ def test_a_player_without_a_policy_fails_the_episode_by_name():
     done = play({"ann": ScriptedPolicy(["3"])})
     assert done.failed
     assert "there is no policy for 'bob', only for ann" in done.error
+    alone = asyncio.run(run_episode(agentgym.make("frozen_lake"), {"ann": ScriptedPolicy(["up"])}, seed=0))
+    assert "the environment has one agent, and these policies are for ann" in alone.error
+
+
+def test_some_players_have_policies_of_their_own_and_another_answers_for_the_rest():
+    rest, ann = Listening("4", "bob"), ExpertPolicy()
+    done = play(ByPlayer({"ann": ann}, rest))
+    assert [turn.reply["content"] for turn in done.turns] == ["5", "4", "bob"]
+    assert rest.heard == [["You begin with 7."], ["Bids: 5 and 4."]]
 
 
 def test_what_a_cut_off_episode_is_judged_by_counts_for_each_player():

@@ -24,6 +24,7 @@ from agentgym_envs import register_all
 from agentgym_envs.games.grid import least_form
 
 GAMES = ("frozen_lake", "sokoban", "wordle", "tic_tac_toe")
+OF_PLAYERS = ("tic_tac_toe_self", "reference_game")  # which have more tests of their own
 register_all()
 
 
@@ -58,10 +59,11 @@ def record_of_episodes(game, count=25):
     return json.dumps(seen)
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", [*GAMES, *OF_PLAYERS])
 class TestReadme:
     def test_its_episode_replays(self, game):
-        replay(readme(game), agentgym.make(game), agentgym.spec(game).tasks("test"))
+        tasks = [task for split in ("test", "train") for task in agentgym.spec(game).tasks(split).take(20)]
+        replay(readme(game), agentgym.make(game), tasks)
 
     def test_its_numbers_are_those_of_the_test_split(self, game):
         table = [line[2:-2].split(" | ") for line in readme(game).splitlines() if re.match(r"\| .+ \| [\d.]+%", line)]

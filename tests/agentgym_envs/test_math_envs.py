@@ -1,4 +1,4 @@
-"""gsm8k, gsm8k_tool and countdown: their READMEs, players, splits, and steadiness under any reply."""
+"""gsm8k, gsm8k_tool, gsm8k_team and countdown: their READMEs, players, splits, and steadiness under any reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agentgym_envs.math.arithmetic import compute, parse
 from agentgym_envs.math.countdown import random_expression, solve
 from agentgym_envs.math.word_problems import calculations_of, own_word_problems, solution_of
 
-ENVS = ("gsm8k", "gsm8k_tool", "countdown")
+ENVS = ("gsm8k", "gsm8k_tool", "gsm8k_team", "countdown")
 REAL = pytest.mark.data
 register_all()
 

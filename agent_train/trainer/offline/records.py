@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.config.schema import Config
+from agent_train.data.players import parts
 from agentgym.core.messages import Message, problem_of, user
 from agentgym.core.trajectory import Trajectory
 
@@ -264,8 +265,8 @@ def _tools(record: Record) -> list[dict[str, Any]]:
 
 
 def _of_episodes(episodes: Episodes, form: str, min_reward: float | None) -> list[Example]:
-    """Examples of stored episodes. Failed ones have no reward and are left out."""
-    played = [(where, e) for where, e in episodes if not e.failed and e.turns]
+    """Examples of stored episodes, of each player apart. Failed ones have no reward and are left out."""
+    played = [(where, part) for where, e in episodes if not e.failed for part in parts(e) if part.turns]
     if form in ("dpo", "rm"):
         return _best_and_worst(played)
     spoken = [(_played(where, e), e) for where, e in played]

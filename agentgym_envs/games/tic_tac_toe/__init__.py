@@ -24,7 +24,8 @@ EMPTY = FREE * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 OPPONENTS = {"random": 0.0, "minimax": 1.0, "mix": 0.5}  # chance of each move to be chosen with care
 PREFERRED = (5, 1, 3, 7, 9, 2, 4, 6, 8)  # the expert's ties: centre, corners, edges
-RULES = "Tic-tac-toe: you are X, the opponent is O. Three in a row wins. Answer with the number of a free cell."
+_RULES = "Tic-tac-toe: you are {}, the opponent is {}. Three in a row wins. Answer with the number of a free cell."
+RULES = _RULES.format(AGENT, OPPONENT)
 _OPPONENT = re.compile("([XO]) ([1-9]{9}) ([01]{5})")
 _CELL = re.compile(r"\b[1-9]\b")
 _ENDINGS = {AGENT: ("You win.", 1.0), OPPONENT: ("You lose.", 0.0), None: ("Draw.", 0.5)}
@@ -61,6 +62,36 @@ def value(board: str, mover: str) -> int:
 def best_cell(board: str, mover: str, order: tuple[int, ...]) -> int:
     free = (cell for cell in order if board[cell - 1] == FREE)
     return min(free, key=lambda cell: value(placed(board, cell, mover), OTHER[mover]))
+
+
+def rules_for(sign: str) -> str:
+    return _RULES.format(sign, OTHER[sign])
+
+
+def grid(board: str) -> str:
+    signs = [str(cell) if sign == FREE else sign for cell, sign in enumerate(board, start=1)]
+    return in_rows(signs, 3, " ")
+
+
+def read_cell(text: str, board: str) -> tuple[int | None, str]:
+    """The free cell that a reply names last; else None, and what to tell the player."""
+    found = _CELL.findall(text)
+    cell = int(found[-1]) if found else None
+    if cell is not None and board[cell - 1] == FREE:
+        return cell, ""
+    legal = " ".join(str(free) for free in free_cells(board))
+    return None, f"{'invalid' if cell is None else 'taken'}: answer one of {legal}\n{grid(board)}"
+
+
+def is_over(board: str) -> bool:
+    return FREE not in board or winner(board) is not None
+
+
+def answer_to(board: str, order: tuple[int, ...], care: tuple[bool, ...]) -> str:
+    """The board after the move of a scripted opponent."""
+    if care[board.count(OPPONENT)]:
+        return placed(board, best_cell(board, OPPONENT, order), OPPONENT)
+    return placed(board, next(cell for cell in order if board[cell - 1] == FREE), OPPONENT)
 
 
 def parse_opponent(level: str) -> tuple[str, tuple[int, ...], tuple[bool, ...]]:
@@ -112,22 +143,19 @@ class TicTacToe(Env):
         self._board = EMPTY
         self._invalid = 0
         if self._starter == OPPONENT:
-            self._answer()
-        return [user(f"{RULES}\n{self._grid()}")], {}
+            self._board = answer_to(self._board, self._order, self._care)
+        return [user(f"{RULES}\n{grid(self._board)}")], {}
 
     def step(self, action: Action) -> Step:
-        found = _CELL.findall(self.read(action))
-        cell = int(found[-1]) if found else None
-        if cell is None or self._board[cell - 1] != FREE:
+        cell, wrong = read_cell(self.read(action), self._board)
+        if cell is None:
             self._invalid += 1
-            wrong = "invalid" if cell is None else "taken"
-            legal = " ".join(str(free) for free in free_cells(self._board))
-            return self._outcome(f"{wrong}: answer one of {legal}\n{self._grid()}", 0.0, False, False)
+            return self._outcome(wrong, 0.0, False, False)
         self._board = placed(self._board, cell, AGENT)
-        if not self._over():
-            self._answer()
-        if not self._over():
-            return self._outcome(self._grid(), 0.0, False, False)
+        if not is_over(self._board):
+            self._board = answer_to(self._board, self._order, self._care)
+        if not is_over(self._board):
+            return self._outcome(grid(self._board), 0.0, False, False)
         text, reward = _ENDINGS[winner(self._board)]
         return self._outcome(text, reward, True, reward > 0)
 
@@ -138,19 +166,5 @@ class TicTacToe(Env):
     def random_action(self, rng: random.Random) -> str:
         return str(rng.choice(free_cells(self._board)))
 
-    def _answer(self) -> None:
-        if self._care[self._board.count(OPPONENT)]:
-            cell = best_cell(self._board, OPPONENT, self._order)
-        else:
-            cell = next(cell for cell in self._order if self._board[cell - 1] == FREE)
-        self._board = placed(self._board, cell, OPPONENT)
-
-    def _over(self) -> bool:
-        return FREE not in self._board or winner(self._board) is not None
-
     def _outcome(self, text: str, reward: float, terminated: bool, success: bool) -> Step:
         return self.outcome(text, reward, terminated, success=success, invalid=self._invalid)
-
-    def _grid(self) -> str:
-        signs = [str(cell) if sign == FREE else sign for cell, sign in enumerate(self._board, start=1)]
-        return in_rows(signs, 3, " ")

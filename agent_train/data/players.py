@@ -1,0 +1,58 @@
+"""Episodes of several players as an episode for each: what samples and advantages are made of.
+
+A group of episodes becomes a group for each player, whose baseline is of that player alone. What a player earns between two turns
+of its own counts with the first of them; before its first turn, with that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentgym.core.trajectory import Group, Trajectory, Turn, shares
+
+WITHOUT = "without"
+"""In the last info: the reward that the episode would have had without a player, by name."""
+
+
+def apart(groups: Sequence[Group], credit: str = "own") -> list[Group]:
+    """The groups, those with players as one for each player. `credit` is `algorithm.players`."""
+    found = []
+    for group in groups:
+        players = dict.fromkeys(turn.player for t in group.trajectories for turn in t.turns if turn.player is not None)
+        found += [
+            Group(f"{group.task_id} {player}", [_part(t, player, credit) for t in group.trajectories])
+            for player in players
+        ] or [group]
+    return found
+
+
+def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:
+    """The episode of each player; the episode itself where it has none."""
+    return [group.trajectories[0] for group in apart([Group(trajectory.task_id, [trajectory])], credit)]
+
+
+def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
+    """The episode as a player saw it, with what it earned: by `credit` its "own" rewards, the episode's ("team"), or the "difference" it made.
+
+    The last is less what the episode would have earned without the player (Wolpert and Tumer 2001, 10.1142/S0219525901000188).
+    """
+    turns: list[Turn] = []
+    metadata, state, early = dict(trajectory.metadata), trajectory.metadata.get("state"), 0.0
+    places = []  # of each turn of the episode: the player's turns before it
+    for turn in trajectory.turns:
+        places.append(len(turns))
+        if turn.player == player:
+            info = {name: value for name, value in turn.info.items() if name != "state"}
+            if state is not None:  # the state before a turn is in the info before it
+                (turns[-1].info if turns else metadata)["state"] = state
+            turns.append(replace(turn, info=info, reward=early))
+        state = turn.info.get("state")
+        earned = shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
+        if turns:
+            turns[-1].reward += earned
+        else:
+            early += earned
+    if turns and credit == "difference":
+        turns[-1].reward -= trajectory.turns[-1].info.get(WITHOUT, {}).get(player, 0.0)
+    own = [replace(s, turn=[*places, len(turns)][s.turn]) for s in trajectory.summaries if s.player == player]
+    part = replace(trajectory, turns=turns, summaries=own, metadata=metadata)
+    return replace(part, id=f"{part.id} {player}", task_id=f"{part.task_id} {player}")
