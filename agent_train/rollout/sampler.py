@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agent_train.config.schema import MemoryConfig
@@ -226,13 +227,6 @@ class Sampler:
         """
         kept = journal or Journal()
 
-        def make_policy(episode: Episode) -> Policy:
-            if self.agents is not None:
-                return self.agents.policy(episode_key(episode.seed), episode.seed, kept)
-            learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
-            others = {name: make(episode) for name, make in self.others.items()}
-            return ByPlayer(others, learning) if others else learning
-
         def ended(trajectory: Trajectory) -> None:
             trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}
             if on_end is not None:
@@ -262,7 +256,7 @@ class Sampler:
         losses = await self.engine.losses()
         trajectories = await run_many(
             self.make_env,
-            make_policy,
+            partial(self._policy, sampling, kept),
             episodes,
             concurrency=self.concurrency,
             limits=self.limits,
@@ -273,6 +267,13 @@ class Sampler:
         )
         await self._raise_common_cause([t for t in trajectories if t.failed], len(trajectories), losses)
         return trajectories
+
+    def _policy(self, sampling: Sampling, journal: Journal, episode: Episode) -> Policy:
+        if self.agents is not None:
+            return self.agents.policy(episode_key(episode.seed), episode.seed, journal)
+        learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
+        others = {name: make(episode) for name, make in self.others.items()}
+        return ByPlayer(others, learning) if others else learning
 
     async def _raise_common_cause(self, failed: Sequence[Trajectory], played: int, losses: int) -> None:
         """Raise EngineError if the engine is dead, or EngineLostError if every episode failed and it has had more losses since."""
