@@ -10,6 +10,8 @@ from agentgym.core import agent_failure
 from agentgym.core.messages import Message
 from agentgym.storage.jsonl import line_of, mend
 
+NO_LIMIT = ("terminated", "agent")
+"""Ends that no limit made."""
 TOO_LONG = "the first request is longer than the model's context"
 """The error of an episode whose policy could not read even the opening."""
 
