@@ -17,6 +17,7 @@ DISTRIBUTION = "agentgym-toolkit"
 _MODULES = {
     "core.env": ("AsyncEnv", "Blocking", "Env", "Wrapper"),
     "core.messages": ("Message", "assistant", "user"),
+    "core.players": ("PlayersEnv",),
     "core.tasks": ("Task", "TaskSet"),
     "core.registration": ("EnvSpec", "make", "register", "registry", "spec"),
     "core.trajectory": ("Group", "Tokens", "Trajectory", "Turn"),
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # the same names, for programs that read types
     from agentgym.checks.check_env import check_env
     from agentgym.core.env import AsyncEnv, Blocking, Env, Wrapper
     from agentgym.core.messages import Message, assistant, user
+    from agentgym.core.players import PlayersEnv
     from agentgym.core.registration import EnvSpec, make, register, registry, spec
     from agentgym.core.tasks import Task, TaskSet
     from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn

@@ -26,6 +26,7 @@ _ADAPTERS = (  # prefix, class, what pip installs, an example
     ("harbor", "agentgym_envs.adapters.harbor:Harbor", "agentgym-toolkit", "./tasks"),
     # agentgym implements OpenEnv's wire protocol, so no OpenEnv package is needed.
     ("openenv", "agentgym.service.openenv.client:OpenEnvEnv", "aiohttp", "http://127.0.0.1:8000"),
+    ("pettingzoo", "agentgym_envs.adapters.pettingzoo:PettingZooEnv", "pettingzoo>=1.27", "classic/rps-v2"),
     ("reasoning_gym", "agentgym_envs.adapters.reasoning_gym:ReasoningGymEnv", "reasoning-gym", "chain_sum"),
     ("skyrl_gym", "agentgym_envs.adapters.skyrl_gym:SkyRLGymEnv", "skyrl-gym", "gsm8k"),
     ("verifiers", "agentgym_envs.adapters.verifiers:VerifiersEnv", "verifiers>=0.1.14,<0.4", "wordle"),
@@ -48,6 +49,7 @@ _DESCRIPTIONS = {
     "gymnasium": "Gymnasium environments with text or few numbers to see",
     "harbor": "task folders of Harbor, in sandboxes",
     "openenv": "environments on OpenEnv servers",
+    "pettingzoo": "PettingZoo's environments with several players, in turns or at the same time",
     "reasoning_gym": "Reasoning Gym's generated puzzles",
     "skyrl_gym": "SkyRL-Gym's text environments",
     "verifiers": "environments of verifiers that have load_environment",

@@ -280,6 +280,8 @@ def _wrong_env(config: Config) -> Iterator[str]:
         yield f"{name}: cannot be made{given}: {first_line(error)}"
         return
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
+    if players := getattr(env.unwrapped, "players", ()):
+        yield f"{name}: has several players ({', '.join(players)}): it can be evaluated, but training is of one agent yet"
     close_unused(env)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:

@@ -13,6 +13,7 @@ heads, K key/value heads, D head size.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from agent_train.data.packing import MicroBatch, Prefix
 PACKED = "agentgym_packed"
 # Additions of some architectures that this function does not compute.
 UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
+# torch 2.11 takes fewer key than query heads without being told so, and later versions do not.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -95,10 +98,7 @@ def packed_attention(
         bounds = (segments.cu_seqlens, segments.cu_seqlens, segments.longest, segments.longest)
         # A window of W counts the token itself; the kernel counts those to its left. -1 is all of them.
         seen = (-1 if window is None else window - 1, 0)
-        fewer_keys = query.shape[1] != key.shape[1]
-        out_THD = varlen_attn(
-            query_THD, key_TKD, value_TKD, *bounds, scale=scaling, window_size=seen, enable_gqa=fewer_keys
-        )
+        out_THD = varlen_attn(query_THD, key_TKD, value_TKD, *bounds, scale=scaling, window_size=seen, **_GROUPED)
         return out_THD.unsqueeze(0), None
     return _by_runs(query, key, value, segments, scaling, window), None
 
@@ -252,8 +252,8 @@ def flex(
     window: int | None,
     attend: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """Attention to shared prefixes by FlexAttention. `attend` None is torch's `flex_attention`, compiled."""
-    attend = attend or torch.compile(flex_attention)
+    """Attention to shared prefixes by FlexAttention. `attend` None is torch's `flex_attention`, compiled once for all sizes."""
+    attend = attend or torch.compile(flex_attention, dynamic=True)
     if window not in segments.masks:
         segments.masks[window] = block_mask(segments, window, query.device)
     mask, fewer_keys = segments.masks[window], query.shape[1] != key.shape[1]

@@ -32,7 +32,7 @@ class Assumptions:
     memory: float = _assumed(141.0, "GB of a GPU")
     reserve: float = _assumed(6.0, "GB of a GPU that CUDA, NCCL, graphs and fragmentation take")
     tflops: float = _assumed(989.0, "TFLOP/s of a GPU in bfloat16")
-    compute_use: float = _assumed(0.4, "share of them that is reached")
+    compute_use: float = _assumed(0.3, "share of them that is reached; 0.17 to 0.35 were measured on an H200")
     bandwidth: float = _assumed(4800.0, "GB/s of a GPU's memory")
     bandwidth_use: float = _assumed(0.6, "share of them that is reached")
     overhead: float = _assumed(4.0, "ms that a server needs for one token of all its episodes, besides the GPU's work")

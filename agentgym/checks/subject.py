@@ -20,6 +20,7 @@ from agentgym.core.env import is_async, is_finite
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Message, problem_of
 from agentgym.core.registration import EnvSpec
+from agentgym.core.trajectory import REWARDS, TURN_OF
 
 MAX_STEPS = 1_000  # of an episode that does not end by itself
 _counter = itertools.count(1)
@@ -240,7 +241,8 @@ class Subject:
         played.opening, info = await self.reset(seed, task)
         bound = getattr(self.bare, "task", None)
         played.task = None if bound is None else bound.to_json()
-        played.problems += problems_of(played.opening, 0.0, info)
+        players = getattr(self.bare, "players", ())
+        played.problems += problems_of(played.opening, 0.0, info) or _problems_of_players(info, players, True)
         if not played.problems:
             played.shown.append(_text_of([played.opening, info]))
         yield played
@@ -250,7 +252,8 @@ class Subject:
             action = await self._random_action(rng) if actions is None else actions[turn]
             played.actions.append(action)
             observation, reward, terminated, truncated, info = await self.step(action)
-            played.problems += problems_of(observation, reward, info)
+            goes_on = not (terminated or truncated)
+            played.problems += problems_of(observation, reward, info) or _problems_of_players(info, players, goes_on)
             if not played.problems:
                 played.shown.append(_text_of([observation, float(reward), bool(terminated), bool(truncated), info]))
                 played.rewards.append(float(reward))
@@ -288,4 +291,17 @@ def problems_of(observation: Any, reward: Any, info: Any) -> list[str]:
             problems.append(f"the {name} must be plain JSON values: {error}: {value!r:.200}")
     if not isinstance(info.get("success", True), bool):
         problems.append(f"info['success'] must be True or False, not {info['success']!r:.200}")
+    return problems
+
+
+def _problems_of_players(info: dict[str, Any], players: Sequence[str], goes_on: bool) -> list[str]:
+    """The problems with what an info says of players, in an environment that has any."""
+    if not players:
+        return []
+    names, rewards, problems = ", ".join(players), info.get(REWARDS, {}), []
+    if goes_on and info.get(TURN_OF) not in players:
+        advice = "end reset by self.opening(player) and step by self.pass_to(player)"
+        problems.append(f"info[{TURN_OF!r}] must be one of {names}, not {info.get(TURN_OF)!r:.200}: {advice}")
+    if not (isinstance(rewards, dict) and rewards.keys() <= set(players) and all(map(is_finite, rewards.values()))):
+        problems.append(f"info[{REWARDS!r}] must be finite numbers by player ({names}), not {rewards!r:.200}")
     return problems

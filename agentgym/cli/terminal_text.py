@@ -4,6 +4,7 @@ Text of environments and models is printed literally: never as markup or termina
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ class Screen:
             return
         count = len(trajectory.turns)
         text = f"{trajectory.end} after {count} turn{'' if count == 1 else 's'}: reward {trajectory.reward:g}"
+        if trajectory.rewards:
+            text += f" ({', '.join(f'{player} {reward:g}' for player, reward in trajectory.rewards.items())})"
         if "success" in trajectory.metrics:
             text += ", success" if trajectory.success else ", no success"
         self.say(text, "bold green" if trajectory.success else "bold")
@@ -98,19 +101,33 @@ class ShownPolicy:
     ):
         self._policy, self._screen, self._rewards = policy, screen, rewards
         self._replies, self._pause = replies, pause
-        self.seen = 0
+        self._player: str | None = None
+        self._shown: Counter[str | None] = Counter()  # messages, by player
+
+    @property
+    def seen(self) -> int:
+        return self._shown.total()
+
+    def for_player(self, name: str) -> "ShownPolicy":
+        """The same for a player, who is announced before each turn."""
+        policy = getattr(self._policy, "for_player", lambda _: self._policy)(name)
+        own = ShownPolicy(policy, self._screen, self._rewards, replies=self._replies, pause=self._pause)
+        own._player, own._shown = name, self._shown
+        return own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)  # `attach`, where that policy has it
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
-        for message in messages[self.seen :]:
+        if self._player is not None:
+            self._screen.say(f"{self._player}'s turn", "bold")
+        for message in messages[self._shown[self._player] :]:
             self._screen.message(message)
         if self._rewards and self._rewards[-1]:
             self._screen.turn(len(self._rewards), self._rewards[-1])
-        self.seen = len(messages)
+        self._shown[self._player] = len(messages)
         reply = await self._policy.act(messages, tools)
-        self.seen += 1
+        self._shown[self._player] += 1
         if self._replies:
             self._screen.message(reply.message)
             self._pause()

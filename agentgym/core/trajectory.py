@@ -1,7 +1,7 @@
 """Trajectories: the turns of an episode, their tokens, and how it ended. Stored as JSON Lines."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,10 @@ from agentgym.storage.jsonl import line_of, mend
 
 NO_LIMIT = ("terminated", "agent")
 """Ends that no limit made."""
+TURN_OF = "turn_of"
+"""In the info of `reset` and `step`: the player who acts next, in an environment with several players."""
+REWARDS = "rewards"
+"""In the info of `step` there: what each player earned by it. Without it each earned the step's reward."""
 TOO_LONG = "the first request is longer than the model's context"
 """The error of an episode whose policy could not read even the opening."""
 
@@ -36,7 +40,7 @@ class Tokens:
 
 @dataclass
 class Turn:
-    """One exchange: the messages since the previous turn, the reply (see `Reply`), and the environment's answer to it.
+    """One exchange: the messages since the player's previous turn, the reply (see `Reply`), and the environment's answer to it.
 
     Of an agent that plays by itself it is a call of its model: the messages behind those that the call goes on from, and the reply.
     `unusable` says why its sampled tokens are not trained on; None: they are.
@@ -51,6 +55,7 @@ class Turn:
     step_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
+    player: str | None = None  # who replied, in an environment with several players
     unusable: str | None = None
 
     @property
@@ -77,6 +82,7 @@ class Summary:
     act_seconds: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = None
+    player: str | None = None
 
     @property
     def trained(self) -> int:
@@ -118,6 +124,15 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns)
 
     @property
+    def rewards(self) -> dict[str, float]:
+        """What each player earned, by name; {} in an environment of one agent."""
+        total: dict[str, float] = {turn.player: 0.0 for turn in self.turns if turn.player is not None}
+        for turn in self.turns if total else ():
+            total = dict.fromkeys(turn.info.get(REWARDS, {}), 0.0) | total
+            total = {player: total[player] + reward for player, reward in shares(turn.reward, turn.info, total).items()}
+        return total
+
+    @property
     def failed(self) -> bool:
         """True if the environment, the sandbox back end or the endpoint failed; such a trajectory has no reward."""
         return self.end == "error"
@@ -153,8 +168,11 @@ class Trajectory:
 
     def judged(self, observation: list[Message], reward: float, info: dict[str, Any]) -> None:
         """Count what the environment says of an episode that was cut off, at the last turn."""
-        last = self.turns[-1]
-        last.reward, last.info = last.reward + reward, {**last.info, **info}
+        last, earned = self.turns[-1], {}
+        if self.rewards:
+            before, now = (shares(r, i, self.rewards) for r, i in ((last.reward, last.info), (reward, info)))
+            earned = {REWARDS: {player: before[player] + now[player] for player in before}}
+        last.reward, last.info = last.reward + reward, {**last.info, **info, **earned}
         self.final_observation = [*self.final_observation, *observation]
 
     def messages(self) -> list[Message]:
@@ -166,12 +184,13 @@ class Trajectory:
     def to_json(self) -> dict[str, Any]:
         """A JSON object. A prompt that extends the tokens of the call before, or of another one, stores only what is new."""
         record = {k: v for k, v in vars(self).items() if k not in ("turns", "summaries")}
-        record["reward"] = self.reward
+        record |= {"reward": self.reward} | ({"rewards": self.rewards} if self.rewards else {})
         turns: list[dict[str, Any]] = []
         summaries: list[dict[str, Any]] = []
         contexts: list[list[int]] = []
         for call in self.calls():
-            item = {k: v for k, v in vars(call).items() if k != "tokens" and (k, v) != ("unusable", None)}
+            seldom = {name for name in ("player", "unusable") if getattr(call, name, None) is None}
+            item = {k: v for k, v in vars(call).items() if k not in {"tokens", *seldom}}
             if call.tokens:
                 tokens = dict(vars(call.tokens))
                 prompt = tokens.pop("prompt_ids")
@@ -188,7 +207,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Trajectory":
-        given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward")}
+        given = {k: v for k, v in record.items() if k not in ("turns", "summaries", "reward", "rewards")}
         turns = [Turn(**item) for item in record["turns"]]
         found = cls(**given, turns=turns, summaries=[Summary(**item) for item in record.get("summaries", ())])
         contexts: list[list[int]] = []
@@ -201,6 +220,12 @@ class Trajectory:
                 call.tokens = Tokens(prompt_ids=prompt, **tokens)
                 contexts.append(prompt + call.tokens.completion_ids)
         return found
+
+
+def shares(reward: float, info: Mapping[str, Any], players: Iterable[str]) -> dict[str, float]:
+    """What each player earned by a step."""
+    given: Mapping[str, float] | None = info.get(REWARDS)
+    return {player: reward if given is None else given.get(player, 0.0) for player in players}
 
 
 @dataclass

@@ -33,6 +33,7 @@ class EpisodeNumbers:
         cause: of the error, without its task, turn and time; None where the episode was played.
         agent_failure: the cause where the agent's own programs broke the episode, which was played.
         floor: the environment's least reward.
+        rewards: of each player; None in an environment of one agent.
     """
 
     task: str
@@ -53,6 +54,7 @@ class EpisodeNumbers:
     agent_failure: str | None = None
     floor: float = 0.0
     finishes: tuple[str, ...] = ()
+    rewards: Mapping[str, float] | None = None
 
     @property
     def failed(self) -> bool:
@@ -85,6 +87,7 @@ def numbers_of(trajectory: Trajectory) -> EpisodeNumbers:
         agent_failure=trajectory.agent_failure,
         floor=metadata.get("floor", 0.0),
         finishes=finishes_of((call.finish_reason for call in trajectory.calls()), trajectory.end, trajectory.error),
+        rewards=trajectory.rewards or None,
     )
 
 
@@ -145,6 +148,7 @@ class CellResult(Part):
     by_tag: dict[str, Part] = field(default_factory=dict)
     by_difficulty: dict[str, Part] = field(default_factory=dict)
     rewards: dict[str, Any] | None = None
+    players: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     asked: int | None = None
 
@@ -254,6 +258,7 @@ def results_of(
         by_tag={tag: _part(part) for tag, part in sorted(tagged.items())},
         by_difficulty={name: _part(alike) for name, alike in _by_difficulty(numbers).items()},
         rewards=_histogram([e.reward for e in played]),
+        players=_by_player([e.rewards for e in played if e.rewards]),
         seconds=seconds,
         asked=asked,
     )
@@ -281,6 +286,15 @@ def _part(numbers: Sequence[EpisodeNumbers]) -> Part:
         reward_with_errors=_mean([e.floor if e.failed else e.reward for e in numbers]) if failed else None,
         success_with_errors=_mean([0.0 if e.failed else e.success for e in numbers]) if failed else None,
     )
+
+
+def _by_player(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean reward of each player, over the episodes that have it."""
+    of_player: dict[str, list[float]] = defaultdict(list)
+    for episode in rewards:
+        for player, reward in episode.items():
+            of_player[player].append(reward)
+    return {player: math.fsum(own) / len(own) for player, own in of_player.items()}
 
 
 def _mean(values: Sequence[float]) -> float | None:

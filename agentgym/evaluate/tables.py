@@ -32,6 +32,13 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
         for cell in smaller
     ]
     shown += [Text(text, style="yellow") for text in dict.fromkeys(texts)]
+    shown += [
+        Text(
+            f"{one_line(cell.name)}: mean reward of {one_line(', '.join(f'{p} {number(r)}' for p, r in cell.players.items()))}"
+        )
+        for cell in cells
+        if cell.players
+    ]
     missing = sum(cell.planned - cell.episodes - cell.errors for cell in cells)
     if results.stopped or missing > 0:
         why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""

@@ -274,6 +274,15 @@ class Gateway:
         if path == _COUNT:
             (call,) = self._calls(anthropic, body, episode)
             return web.json_response({"input_tokens": await self.backend.count(call)})
+        return await self._replied(request, path, raw, body, episode)
+
+    async def _replied(
+        self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
+    ) -> web.StreamResponse:
+        # A busy loop may get to a request after its retry on another connection. One round later it knows who has gone.
+        await asyncio.sleep(0)
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionError("the client has gone")
         exchange = self._exchange(request, path, raw, body, episode)
         protocol = _PROTOCOLS[path]
         if body.get("stream") is True:

@@ -23,7 +23,7 @@ from agentgym.core.env import Env, Step, Wrapper, failed_step, is_async, is_fini
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Action, Observation, assistant, text_of
 from agentgym.core.tasks import Task
-from agentgym.core.trajectory import Trajectory, Turn
+from agentgym.core.trajectory import REWARDS, TURN_OF, Trajectory, Turn
 from agentgym.processes.isolate import call_isolated, reference
 from agentgym.tools.text_forms import answer_in
 
@@ -274,7 +274,7 @@ class Rewarded(Wrapper):
         task, spec = self.task, self.spec
         task_id = task.id if task else ""
         self._episode = Trajectory(id=task_id, env=spec.id if spec else "", task_id=task_id, seed=seed)
-        self._shown = result[0]
+        self._shown, self._has_players = result[0], TURN_OF in result[1]
         return result
 
     async def _step_async(self, action: Action, stepping: Awaitable[Step]) -> Step:
@@ -287,7 +287,7 @@ class Rewarded(Wrapper):
         self._episode.turns.append(Turn(self._shown, assistant(action), float(reward), info))
         self._shown = observation
         if not (terminated or truncated):
-            return observation, 0.0, terminated, truncated, info
+            return observation, 0.0, terminated, truncated, self._of_all(info)
         self._episode.end = "terminated" if terminated else "truncated"
         self._episode.final_observation = observation
         if self._episode.agent_failure is not None:
@@ -302,7 +302,11 @@ class Rewarded(Wrapper):
             if (cause := await asyncio.to_thread(cause_of, error)) is None:
                 raise
             return failed_step(cause, self.floor)
-        return observation, score.total, terminated, truncated, {**info, **score.metrics}
+        return observation, score.total, terminated, truncated, {**self._of_all(info), **score.metrics}
+
+    def _of_all(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The info without what the environment's players earned: the rubric's total is that of each."""
+        return {name: value for name, value in info.items() if name != REWARDS} if self._has_players else info
 
 
 def _in_event_loop() -> bool:

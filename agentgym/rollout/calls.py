@@ -13,6 +13,7 @@ from typing import Any
 from agentgym.core.env import is_finite
 from agentgym.core.messages import Observation, assistant, problem_of
 from agentgym.core.tracebacks import place_of, traceback_of
+from agentgym.core.trajectory import REWARDS, TURN_OF
 from agentgym.policies.base import EndEpisode, EndpointError, Reply
 
 Check = Callable[[Any], Any]
@@ -119,6 +120,15 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
     if not isinstance(info, dict):
         raise TypeError(f"step must return a dict as its info, not {type(info).__name__}")
     return _checked_observation(observation, "step"), float(reward), bool(terminated), bool(truncated), dict(info)
+
+
+def next_player(info: dict[str, Any], before: str | None = None) -> str | None:
+    """The player who acts next: where `info` names none, who acted before. Raises CallFailed for rewards that are none."""
+    rewards = info.get(REWARDS, {})
+    if before is not None and not (isinstance(rewards, dict) and all(map(is_finite, rewards.values()))):
+        raise CallFailed(f"info[{REWARDS!r}] must be finite numbers by player, not {rewards!r:.200}")
+    player = info.get(TURN_OF)
+    return player if isinstance(player, str) else before
 
 
 def checked_cut_off(result: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]] | None:

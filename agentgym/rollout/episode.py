@@ -7,11 +7,11 @@ programs broke is no failure: see `agentgym.core.agent_failure`.
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from agentgym.core.agent_failure import STEP_TIMEOUT
@@ -30,6 +30,7 @@ from agentgym.rollout.calls import (
     checked_reply,
     checked_reset,
     checked_step,
+    next_player,
     numbers_in,
 )
 
@@ -82,7 +83,7 @@ class Episode:
 
 async def run_episode(
     env: Env,
-    policy: Policy,
+    policy: Policy | Mapping[str, Policy],
     task: Task | None = None,
     *,
     seed: int | None = None,
@@ -99,7 +100,9 @@ async def run_episode(
     Args:
         env: its `def` methods run in one thread, the same for every episode.
         policy: answers the messages; `EndEpisode(reason)` truncates the episode with that reason, which the environment's
-            `cut_off` is told. A policy that calls the environment itself has `attach(env, call)`, which is called first.
+            `cut_off` is told. A policy that calls the environment itself has `attach(env, call)`, which is called first. In
+            an environment with several players it answers for all, each with the player's own messages, or is one for each
+            player by name. One that keeps a conversation has `for_player(name)`, which makes that of a player.
         task: bound by `init`. None: the task already bound, or the one that `reset(seed)` draws.
         env_id, id: recorded. Default: the id that the environment was made by, and `"{task.id}/{sample}"`.
     """
@@ -126,22 +129,20 @@ def _where(trajectory: Trajectory) -> str:
     return f"{trajectory.env}, task {trajectory.task_id!r}, turn {len(trajectory.turns)}"
 
 
-async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Trajectory, limits: Limits) -> None:
+async def _play(
+    env: Env, policy: Policy | Mapping[str, Policy], task: Task | None, trajectory: Trajectory, limits: Limits
+) -> None:
     """Fill the trajectory as the episode goes, so that a failure keeps the turns before it."""
     executor, began = executor_of(env), time.monotonic()
     if executor.busy:
         raise CallFailed("the environment is still in an earlier call that took too long; make a new one")
     deadline = None if limits.episode_timeout is None else time.perf_counter() + limits.episode_timeout
 
-    if hasattr(policy, "attach"):
-        policy.attach(env, executor.call)
-    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
-    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
-        trajectory.metadata["state"] = info["state"]
-    if (bound := getattr(env.unwrapped, "task", None)) is not None:
-        trajectory.task_id = bound.id or trajectory.task_id
+    observation, info = await _opened(env, executor, policy, task, trajectory, limits)
     tools, step_limit = env.get_wrapper_attr("tools"), limits.step_limit(env)
-    conversation = list(observation)
+    player, speaker = next_player(info), cache(partial(_speaker, policy))
+    conversations: dict[str | None, list[Message]] = defaultdict(list)
+    conversations[player] += observation
     stepped = partial(_stepped, env, executor, trajectory, step_limit, began)
 
     while True:
@@ -149,19 +150,20 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
         started = time.perf_counter()
         try:
             _check_limits(trajectory, limits)
-            reply = await _act(policy, conversation, tools, limits, deadline)
+            reply = await _act(speaker(player), conversations[player], tools, limits, deadline)
         except EndEpisode as end:
             if trajectory.turns and (last := await stepped("cut_off", end.reason, checked_cut_off)) is not None:
+                next_player(last[4], player)
                 trajectory.judged(last[0], last[1], last[4])
             raise
         acted = time.perf_counter()
         reason = reply.finish_reason or (reply.tokens.finish_reason if reply.tokens else None)
         if reply.request is not None:
             said = (reply.request, reply.message, reply.tokens, acted - started, reply.usage, reason)
-            trajectory.summaries.append(Summary(len(trajectory.turns), *said))
+            trajectory.summaries.append(Summary(len(trajectory.turns), *said, player))
             continue
         turn = Turn(observation, reply.message, tokens=reply.tokens, usage=reply.usage, finish_reason=reason)
-        turn.act_seconds = acted - started
+        turn.player, turn.act_seconds = player, acted - started
         trajectory.turns.append(turn)
         trajectory.final_observation = []
         silent = not text_of(reply.message).strip() and not reply.message.get("tool_calls")
@@ -171,13 +173,45 @@ async def _play(env: Env, policy: Policy, task: Task | None, trajectory: Traject
             outcome = await stepped("step", reply.message, checked_step)
         else:
             outcome = _failed_by_agent(env, trajectory, reply.failure)
+        conversations[player].append(reply.message)
+        player = next_player(outcome[4], player)
         observation, turn.reward, terminated, truncated, turn.info = outcome
         turn.step_seconds = time.perf_counter() - acted
-        conversation += [reply.message, *observation]
+        conversations[player] += observation
         if terminated or truncated:
             trajectory.final_observation = observation
             trajectory.end = "terminated" if terminated else "truncated"
             return
+
+
+async def _opened(
+    env: Env,
+    executor: EnvExecutor,
+    policy: Policy | Mapping[str, Policy],
+    task: Task | None,
+    trajectory: Trajectory,
+    limits: Limits,
+) -> tuple[list[Message], dict[str, Any]]:
+    """The opening and its info, once each policy that calls the environment itself has been attached to it."""
+    for each in policy.values() if isinstance(policy, Mapping) else [policy]:
+        if hasattr(each, "attach"):
+            each.attach(env, executor.call)
+    observation, info = await _begin(env, executor, task, trajectory.seed, limits)
+    if info.get("state") is not None:  # of the first turn; those of the others are in their turns' info
+        trajectory.metadata["state"] = info["state"]
+    if (bound := getattr(env.unwrapped, "task", None)) is not None:
+        trajectory.task_id = bound.id or trajectory.task_id
+    return observation, info
+
+
+def _speaker(policy: Policy | Mapping[str, Policy], player: str | None) -> Policy:
+    """The policy that answers for a player; None: for the only agent."""
+    if isinstance(policy, Mapping):
+        if player is None or player not in policy:
+            raise CallFailed(f"there is no policy for {player!r}, only for {', '.join(policy)}")
+        return policy[player]
+    found: Policy = policy.for_player(player) if player is not None and hasattr(policy, "for_player") else policy
+    return found
 
 
 async def _stepped(

@@ -39,6 +39,7 @@ class EpisodeRow:
     expected: str | None = None
     given: str | None = None
     superseded: bool = False
+    rewards: Mapping[str, float] | None = None
 
     @property
     def failed(self) -> bool:
@@ -85,6 +86,7 @@ def row_of(record: Any, start: int, size: int) -> EpisodeRow:
         finishes=finishes_of(reasons, end, error),
         expected=expected,
         given=given,
+        rewards={intern(name): number(value) or 0.0 for name, value in _object(record.get("rewards")).items()} or None,
     )
 
 
@@ -214,4 +216,5 @@ def episode_numbers(row: EpisodeRow) -> EpisodeNumbers:
         tags=row.tags,
         difficulty=row.difficulty,
         finishes=row.finishes,
+        rewards=row.rewards,
     )

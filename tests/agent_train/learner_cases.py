@@ -16,7 +16,7 @@ from agent_train.learner.worker import LearnerWorker
 VOCAB = 40
 
 
-def write_model(folder, seed=0, tied=True, kv_heads=2):
+def write_model(folder, seed=0, tied=True, kv_heads=2, head_dim=8):
     """A Qwen3 folder with grouped-query attention; its weights are spread widely enough that a mistake shows."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -26,7 +26,7 @@ def write_model(folder, seed=0, tied=True, kv_heads=2):
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         initializer_range=0.2,
@@ -75,9 +75,9 @@ def make_config(**learner):
 
 
 @contextlib.contextmanager
-def one_rank(model_dir, config=None, role="policy"):
+def one_rank(model_dir, config=None, role="policy", device="cpu"):
     """A learner of one rank in this process, through FSDP like any other."""
-    worker = LearnerWorker(0, 1, config or make_config(), "cpu", role)
+    worker = LearnerWorker(0, 1, config or make_config(), device, role)
     port = worker.open_store("127.0.0.1")
     try:
         worker.start("127.0.0.1", port, str(model_dir))

@@ -1,5 +1,7 @@
 """Packed attention equals attention row by row: with windows, and where rows share prefixes."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -139,6 +141,26 @@ def test_flex_attention_with_that_mask_gives_the_same_and_keeps_it():
     found = flex(*inputs, segments, 0.3, None, flex_attention)
     torch.testing.assert_close(found, row_by_row(*inputs, rows), atol=1e-5, rtol=1e-5)
     assert list(segments.masks) == [None]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("forest", [*FORESTS, [(0, [9]), (0, [4]), (0, [4]), (0, [300])], [(200, [90, 150, 1])]])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_kernels_of_a_gpu_give_the_same_with_gradients(forest, kv_heads, window):
+    segments, rows = segments_of_forest(forest)
+    inputs = draw(int(segments.cu_seqlens[-1]), kv_heads=kv_heads, width=64, dtype=torch.bfloat16)
+    expected = row_by_row(*(x.double() for x in inputs), rows, window=window)
+    there = dataclasses.replace(segments, cu_seqlens=segments.cu_seqlens.cuda())
+    given = [x.detach().cuda().requires_grad_() for x in inputs]
+    found, _ = packed_attention(nn.Identity(), *given, None, scaling=0.3, sliding_window=window, segments=there)
+    up = torch.randn_like(expected)
+    grads = torch.autograd.grad((found.cpu().double() * up).sum(), given)
+    wanted = torch.autograd.grad((expected * up).sum(), inputs)
+    for one, other in zip([found, *grads], [expected, *wanted], strict=True):
+        error = (one.cpu().double() - other.double()).norm() / other.double().norm()
+        assert error < 0.01
 
 
 @pytest.mark.parametrize("wrong", [{"segments": None}, {"dropout": 0.1}, {"softcap": 30.0}])

@@ -28,6 +28,10 @@ class NoExpert(Env):
         return TaskSet([Task(id="one")], name="train")
 
 
+class Duel(NoExpert):
+    players = ("ann", "bob")
+
+
 class Breaks(Env):
     """An environment that cannot be made."""
 
@@ -323,6 +327,11 @@ def own_env(tmp_path: Path, name: str, *overrides: str) -> Config:
     return compose(
         [f"+env={__name__}:{name}", "engine=embedded", "learner.workers=1", f"trainer.runs_dir={tmp_path}", *overrides]
     )
+
+
+def test_an_environment_with_several_players(tmp_path):
+    with pytest.raises(ConfigError, match=r"has several players \(ann, bob\)"):
+        validate(own_env(tmp_path, "Duel"))
 
 
 def test_a_warm_start_without_an_expert(tmp_path):

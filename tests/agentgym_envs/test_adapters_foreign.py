@@ -71,6 +71,11 @@ def driven(package, packages, *arguments):
 
 
 @pytest.fixture(scope="module")
+def pettingzoo(packages):
+    return driven("pettingzoo", packages)
+
+
+@pytest.fixture(scope="module")
 def reasoning_gym(packages):
     return driven("reasoning_gym", packages)
 
@@ -83,6 +88,53 @@ def skyrl_gym(packages, tmp_path_factory):
 @pytest.fixture(scope="module")
 def verifiers(packages):
     return driven("verifiers", packages)
+
+
+# ---- pettingzoo
+
+
+@pytest.mark.parametrize("game", ["tictactoe", "rps"])
+def test_games_go_as_pettingzoo_plays_them_in_turns_and_at_the_same_time(pettingzoo, game):
+    ours, direct = pettingzoo[game]
+    assert ours["error"] is None
+    assert [ours[key] for key in ("players", "seen", "rewards")] == [
+        direct[key] for key in ("players", "seen", "rewards")
+    ]
+    assert direct["over"]
+    assert ours["end"] == {"tictactoe": "terminated", "rps": "truncated"}[game]
+    assert ours["final"][0]["content"].startswith("It is over: ")
+
+
+def test_a_parallel_game_asks_all_in_each_round_and_those_who_are_out_no_more(pettingzoo):
+    auction = pettingzoo["auction"]
+    assert auction["players"] == ["a", "b", "c", "a", "c"]
+    assert auction["seen"] == ["3", "3", "3", "2", "2"]
+    assert auction["rewards"] == {"a": 2.0, "b": -1.0, "c": -1.0}
+    assert (auction["end"], auction["error"]) == ("terminated", None)
+
+
+def test_a_reply_that_is_no_action_of_a_game_is_replaced_and_earns_nothing(pettingzoo):
+    nonsense = pettingzoo["nonsense"]
+    assert nonsense["infos"][0]["invalid"] is True
+    assert nonsense["players"][:2] == ["player_1", "player_2"]
+    assert min(nonsense["rewards"].values()) == -1.0, "a cell that is taken ends the game, by its own rules"
+
+
+def test_players_of_pettingzoo_are_told_who_they_are_what_is_legal_and_see_pictures_of_text(pettingzoo):
+    opening = pettingzoo["tictactoe"][0]["opening"]
+    assert "place 3 of their marks" in opening
+    assert "You are player_1. Answer with a whole number from 0 to 8." in opening
+    assert opening.endswith("Legal actions: 0, 1, 2, 3, 4, 5, 6, 7, 8")
+    assert pettingzoo["named"]["rewards"] == {"player_0": -1.0, "player_1": 1.0}
+    assert "P P P P P P P P" in pettingzoo["chess"]
+    assert "<a href" not in pettingzoo["chess"]
+
+
+def test_the_check_accepts_pettingzoo_and_what_cannot_be_played_is_told(pettingzoo):
+    assert list(pettingzoo["checks"].values()) == [[], []]
+    assert "among them classic/tictactoe-v3" in pettingzoo["unknown"][1]
+    assert pettingzoo["unseen"][0] == "TypeError"
+    assert "cannot be shown as text" in pettingzoo["unseen"][1]
 
 
 # ---- reasoning_gym

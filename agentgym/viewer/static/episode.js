@@ -19,6 +19,8 @@
     return turn.tokens && turn.tokens.completion_ids ? f.plural(turn.tokens.completion_ids.length, "token") : null;
   }
 
+  const player = (call) => call.player && h("span", { class: "chip player", title: "the player who acted" }, parts.name(call.player));
+
   // One turn: `sum` is the reward up to and with it.
   function turnOf(turn, index, sum, context) {
     const info = turn.info && Object.keys(turn.info).length ? parts.fold("Info of the environment", parts.pretty(turn.info)) : null;
@@ -26,7 +28,7 @@
     const body = context.tokens ? tokens.view(turn, context.texts, context.told)
       : [(turn.observation || []).map(agentgym.message), turn.reply && agentgym.message(turn.reply)];
     return h("section", { class: "turn", id: `turn-${context.side || ""}${index + 1}`, "aria-label": `Turn ${index + 1}` },
-      h("header", { class: "turn-head" }, h("h2", {}, `Turn ${index + 1}`),
+      h("header", { class: "turn-head" }, h("h2", {}, `Turn ${index + 1}`), player(turn),
         h("span", { class: `reward ${reward > 0 ? "up" : reward < 0 ? "down" : ""}`, title: "reward of this turn, and of all so far" }, `reward ${f.number(reward)}`, h("span", { class: "muted" }, ` · so far ${f.number(sum)}`)),
         h("span", { class: "spring" }), usage(turn) && h("span", { class: "muted small" }, usage(turn)),
         h("span", { class: "muted small" }, f.seconds((turn.act_seconds || 0) + (turn.step_seconds || 0))), bar(turn, context.longest)),
@@ -39,7 +41,7 @@
     const body = context.tokens ? tokens.view(summary, context.texts, context.told)
       : [parts.fold("The request", () => h("div", {}, (summary.request || []).map(agentgym.message))), summary.reply && agentgym.message(summary.reply)];
     return h("section", { class: "turn summary", "aria-label": "Summary" },
-      h("header", { class: "turn-head" }, h("h2", {}, "Summary"),
+      h("header", { class: "turn-head" }, h("h2", {}, "Summary"), player(summary),
         h("span", { class: "muted" }, cut ? "the context was full, and the summary was cut off" : "the context was full, and the policy went on with this"),
         h("span", { class: "spring" }), usage(summary) && h("span", { class: "muted small" }, usage(summary)), h("span", { class: "muted small" }, f.seconds(summary.act_seconds || 0))), body);
   }
@@ -66,6 +68,7 @@
     const retries = Object.entries(calls.retries || {});
     return h("dl", { class: "facts" },
       parts.fact("Reward", parts.outcomeOf(row) === "error" ? "none: it failed" : f.number(row.reward)),
+      Object.entries(episode.rewards || {}).map(([name, value]) => parts.fact(["Reward of ", parts.name(name)], f.number(value))),
       answer("Expected answer", row.expected), answer("Given answer", row.given),
       parts.fact("Ended by", row.end === "context" ? "context: it was full" : parts.name(row.end)), parts.fact("Turns", f.count(row.turns)),
       (episode.summaries || []).length > 0 && parts.fact("Summaries", f.count(episode.summaries.length)),

@@ -87,6 +87,11 @@
         total > 0 && h("span", { class: "muted" }, f.percent(n / total))))));
   }
 
+  function byPlayer(rewards) {
+    const rows = Object.entries(rewards || {});
+    return rows.length > 0 && h("section", { class: "card" }, h("h3", {}, "Mean reward by player"), h("dl", { class: "facts" }, rows.map(([name, value]) => parts.fact(parts.name(name), f.fixed(value, 3)))));
+  }
+
   function histogram(rewards) {
     if (!rewards || rewards.counts.length < 2) return null;
     const most = Math.max(...rewards.counts);
@@ -106,7 +111,7 @@
     const r = cell.result;
     return h("div", { class: "cards" },
       breakdown("Difficulty", r.by_difficulty), breakdown("Tag", r.by_tag, (tag) => to({ tag })),
-      histogram(r.rewards), counts("How episodes ended", r.ends, (end) => to({ end }), { total: sumOf(r.ends) }),
+      histogram(r.rewards), byPlayer(r.players), counts("How episodes ended", r.ends, (end) => to({ end }), { total: sumOf(r.ends) }),
       counts("Finish reasons of answers", r.finish_reasons, (finish) => to({ finish })),
       counts("Agent failures by cause", r.agent_failures), counts("Requests sent again, by cause", r.retries),
       counts("Errors by cause", r.error_texts, (text) => to({ outcome: "error", cause: text }), { bad: true }));

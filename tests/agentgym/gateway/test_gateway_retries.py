@@ -1,6 +1,7 @@
 """Which request is a retry: it joins the one in flight, or is answered from the record; all others are sampled anew."""
 
 import asyncio
+import json
 import socket
 import struct
 
@@ -56,14 +57,19 @@ class Raw:
         return (await response.read()).decode()
 
 
+def bytes_of(agent, body, *headers):
+    """A request as it goes over the wire."""
+    about = [f"Authorization: Bearer {agent.key}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(["POST /v1/chat/completions HTTP/1.1", "Host: x", *about, "", ""]).encode() + body
+
+
 async def lost(agent, times=1):
     """Ask, and be gone with a reset before any of the answer is read, although it was sent."""
     for _ in range(times):
         before = len(agent.calls)
         body = b'{"model": "toy", "messages": [{"role": "user", "content": "hello the lake"}]}'
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {agent.key}\r\nContent-Length: {len(body)}\r\n\r\n"
         _, writer = await asyncio.open_connection("127.0.0.1", agent.gateway.port)
-        writer.write(head.encode() + body)
+        writer.write(bytes_of(agent, body))
         await until(lambda before=before: len(agent.calls) > before)
         await asyncio.sleep(0.05)
         linger = struct.pack("ii", 1, 0)
@@ -123,6 +129,30 @@ def test_a_client_that_leaves_does_not_stop_the_call_and_an_equal_request_gets_i
             assert len(agent.calls) == 1
             assert agent.episode.share()["lost"] == {}
             assert joined["choices"][0]["message"]["content"] == agent.calls[0].answer.message["content"]
+
+    run(go())
+
+
+@pytest.mark.parametrize("is_read", ["before its retry", "after its retry", "in two parts"])
+def test_a_request_whose_client_has_gone_before_it_is_read_is_not_sampled_beside_its_retry(tmp_path, is_read):
+    async def go():
+        async with agent_of(tmp_path, ToyModel(pause=0.01)) as agent:
+            request, address = bytes_of(agent, json.dumps(BODY).encode()), ("127.0.0.1", agent.gateway.port)
+            sent = len(request) - 10 if is_read == "in two parts" else 0
+            with socket.create_connection(address) as retry, socket.create_connection(address) as known:
+                known.sendall(request[:sent])
+                await asyncio.sleep(0.05)
+                # The gateway does not run until all of it is there. It reads a new connection after those it knows.
+                with socket.create_connection(address) as new:
+                    gone = new if is_read == "after its retry" else known
+                    gone.sendall(request[sent:])
+                    gone.close()
+                    retry.sendall(request)
+                    retry.setblocking(False)
+                    answer = await asyncio.get_running_loop().sock_recv(retry, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert len(agent.episode.by_id) == len(agent.calls) == 1
+            assert agent.episode.share()["lost"] == {}
 
     run(go())
 

@@ -51,6 +51,13 @@ def png(width=600, height=900) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
+def in_turns(episode, rewards):
+    """The episode as one of several players, each with a turn."""
+    (turn,) = episode.turns
+    turns = [replace(turn, player=name, info={"rewards": rewards}) for name in rewards]
+    return replace(episode, turns=turns)
+
+
 def make_run(folder):
     run = made_runs.write_evaluation(folder / "run", [("frozen_lake", "expert")], n=1, k=1)
     first = made_runs.play("frozen_lake", made_runs.policy_maker("expert"), 1, 1)[0]
@@ -81,6 +88,7 @@ def make_run(folder):
             episode("other", [], "x", end="error", error="env: step failed", metadata={"traceback": TRACEBACK}),
             episode("held", [], "", finish_reason="content_filter"),
             episode("long", [], "x", end="context", summaries=[summary]),
+            in_turns(episode("match", [], "x"), {"white": 1.0, "black": -0.5}),
         ],
     )
 
@@ -106,12 +114,12 @@ def opened(window, served):
 
 def test_an_episode_is_found_by_its_task_and_the_address_keeps_it(window, served):
     page = window(f"{served.url}#/run/run/episodes?sort=task&order=desc")
-    page.get_by_text("6 episodes").wait_for()
+    page.get_by_text("7 episodes").wait_for()
     page.get_by_label("Task", exact=True).fill("PLAN")
-    page.get_by_text("2 of 6 episodes").wait_for()
+    page.get_by_text("2 of 7 episodes").wait_for()
     page.wait_for_url("**task_has=PLAN&sort=task&order=desc")
     page.reload()
-    page.get_by_text("2 of 6 episodes").wait_for()
+    page.get_by_text("2 of 7 episodes").wait_for()
     assert page.get_by_label("Task", exact=True).input_value() == "PLAN"
     assert page.locator(".vspace a").all_inner_texts() == ["plan-2", "plan-1"]
 
@@ -121,10 +129,10 @@ def test_an_episode_is_found_by_its_task_and_the_address_keeps_it(window, served
 )
 def test_episodes_are_found_by_the_finish_reason_of_an_answer(window, served, reason, found):
     page = window(f"{served.url}#/run/run/episodes")
-    page.get_by_text("6 episodes").wait_for()
+    page.get_by_text("7 episodes").wait_for()
     page.get_by_text("More filters").click()
     page.get_by_label("Finish reason").select_option(reason)
-    page.get_by_text("1 of 6 episodes").wait_for()
+    page.get_by_text("1 of 7 episodes").wait_for()
     page.wait_for_url(f"**finish={reason}")
     assert page.locator(".vspace a").all_inner_texts() == found
 
@@ -159,7 +167,7 @@ def test_a_summary_is_shown_where_it_was_made_and_is_found_and_counted(window, s
     page.get_by_role("button", name="Show tokens").click()
     assert page.locator(".turn.summary .tok:not(.given)").count() == 3
     found = window(f"{served.url}#/run/run/episodes?text=went")
-    found.get_by_text("1 of 6 episodes").wait_for()
+    found.get_by_text("1 of 7 episodes").wait_for()
     assert found.locator(".vspace a").all_inner_texts() == ["long"]
 
 
@@ -219,3 +227,17 @@ def test_a_failure_has_its_traceback_and_the_stored_record_has_nothing_else(open
     fold.locator("summary").click()
     fold.locator("summary").click()
     assert json.loads(fold.locator(".code").inner_text())["task_id"] == "other"
+
+
+def test_players_are_named_at_their_turns_and_have_their_rewards_also_in_the_results(opened, window, served):
+    page = opened("match")
+    assert page.locator(".turn .player").all_inner_texts() == ["white", "black"]
+    facts = page.locator(".fact", has_text="Reward of")
+    assert [text.split("\n") for text in facts.all_inner_texts()] == [
+        ["Reward of white", "2"],
+        ["Reward of black", "-1"],
+    ]
+    page = window(f"{served.url}#/run/run")
+    card = page.locator(".card", has_text="Mean reward by player")
+    card.wait_for()
+    assert card.locator(".fact").count() == 2

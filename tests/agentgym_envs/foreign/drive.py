@@ -1,4 +1,4 @@
-"""What the three drivers share. Each runs where the foreign package can be imported, and prints one JSON object."""
+"""What the drivers share. Each runs where the foreign package can be imported, and prints one JSON object."""
 
 import asyncio
 import json

@@ -1,0 +1,62 @@
+"""Environments with several players, who share an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentgym.core.env import Env, Opening, Step
+from agentgym.core.messages import user
+from agentgym.core.trajectory import REWARDS, TURN_OF
+
+
+class PlayersEnv(Env):
+    """Base class of environments with named players, who act one at a time; a round at the same time asks each, and shows nothing before.
+
+    To Gymnasium it is an environment of one agent, who plays all sides: `step` takes the reply of the player whose turn it is, an
+    observation is what the next player is shown, and a reward is that of the first player. `run_episode` gives each player a
+    conversation of its own. A subclass ends `reset` by `opening`, and `step` by `pass_to` or `end`.
+
+    Attributes:
+        players: their names. The first one's reward is the episode's.
+        turn_of: the player who acts next.
+    """
+
+    players: tuple[str, ...] = ()
+    turn_of: str = ""
+
+    def _begun(self) -> Opening:
+        self._told: dict[str, list[str]] = {player: [] for player in self.players}
+        return super()._begun()
+
+    def tell(self, text: str, *players: str) -> None:
+        """Show a text to players, or to all if none is named, before they act next."""
+        for player in players or self.players:
+            self._told[player].append(text)
+
+    def opening(self, turn_of: str, **info: Any) -> Opening:
+        """End `reset`: what the first player to act is shown."""
+        self.turn_of = turn_of
+        return [user(self._heard(turn_of))], {**info, TURN_OF: turn_of}
+
+    def pass_to(self, turn_of: str, rewards: Mapping[str, float] | float = 0.0, **info: Any) -> Step:
+        """End a step that does not end the episode: what the next player is shown. `rewards` are by player, or one for each."""
+        self.turn_of = turn_of
+        return self._outcome(self._heard(turn_of), rewards, False, {**info, TURN_OF: turn_of})
+
+    def end(self, rewards: Mapping[str, float] | float, **info: Any) -> Step:
+        """End a step that ends the episode: all that players were told and have not been shown."""
+        left = dict.fromkeys(text for texts in self._told.values() for text in texts)
+        return self._outcome("\n".join(left), rewards, True, info)
+
+    def _heard(self, player: str) -> str:
+        texts, self._told[player] = self._told[player], []
+        return "\n".join(texts)
+
+    def _outcome(self, text: str, rewards: Mapping[str, float] | float, terminated: bool, info: dict[str, Any]) -> Step:
+        if not isinstance(rewards, Mapping):
+            rewards = dict.fromkeys(self.players, rewards)
+        if strangers := rewards.keys() - set(self.players):
+            raise ValueError(f"{type(self).__name__}: rewards of {sorted(strangers)}, who are no players")
+        shares = {player: float(rewards.get(player, 0.0)) for player in self.players}
+        return self.outcome(text, shares[self.players[0]], terminated, **info, **{REWARDS: shares})
