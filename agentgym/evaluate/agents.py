@@ -177,7 +177,7 @@ def check_plays(agent: AgentSpec, env: Env) -> None:
     name = {"expert": "expert_action", "random": "random_action"}.get(agent.kind)
     if name is not None and not hasattr(env.unwrapped, name):
         raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
-    if agent.kind == "playing" and getattr(env.unwrapped, "players", ()):
+    if agent.kind == "playing" and getattr(env.unwrapped, "players", None):
         raise ValueError(f"agent {agent.name!r} plays alone, and {type(env.unwrapped).__name__} has several players")
 
 
