@@ -16,7 +16,7 @@ from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, rewa
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, OverlongConfig
-from agentgym.core.trajectory import Group, Trajectory, Turn
+from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajector
 
 def is_truncated(trajectory: Trajectory) -> bool:
     """True if a limit of turns, tokens or time ended the episode, or its last answer is incomplete."""
-    if trajectory.end not in ("terminated", "agent"):
+    if trajectory.end not in NO_LIMIT:
         return not trajectory.failed
     last = trajectory.turns[-1].tokens if trajectory.turns else None
     return last is not None and last.finish_reason == "length"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_train.algorithms.collapse import CollapseMetrics, health
 from agent_train.report.timeline import LOOP, Timeline
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def step_metrics(
         failed=len(trajectories) - len(played),
         retried=_retried(trajectories),
         mixed_groups=_mean([float(len(spread) > 1) for spread in spreads]),
-        truncated=_mean([float(t.end != "terminated") for t in played]),
+        truncated=_mean([float(t.end not in NO_LIMIT) for t in played]),
         sampled_tokens=tokens,
         tokens_per_second=tokens / sampling if sampling else math.nan,
         rollout_seconds=seconds["rollout"],

@@ -10,6 +10,8 @@ from agentgym.core import agent_failure
 from agentgym.core.messages import Message
 from agentgym.storage.jsonl import line_of, mend
 
+NO_LIMIT = ("terminated", "agent")
+"""Ends that no limit made."""
 TURN_OF = "turn_of"
 """In the info of `reset` and `step`: the player who acts next, in an environment with several players."""
 REWARDS = "rewards"

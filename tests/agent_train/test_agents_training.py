@@ -12,7 +12,7 @@ import openai
 import pytest
 from engine_models import MAX_LEN, build, perturb, reference_logprobs
 
-from agent_train.algorithms.selection import participants, turn_rewards
+from agent_train.algorithms.selection import is_truncated, participants, turn_rewards
 from agent_train.config.combinations import wrong_combinations
 from agent_train.config.compose import compose
 from agent_train.config.schema import AlgorithmConfig, Config
@@ -61,6 +61,12 @@ def test_calls_of_a_tree_become_rows_by_the_longest_beginning_and_each_token_is_
     assert (title.ids, title.mask, title.rewards) == ([8, 9], [False, True], [2.0])
     assert (branch.ids, branch.mask) == ([1, 2, 3, 4, 7, 7], [False] * 5 + [True])
     assert len({row.id for row in (main, title, branch)}) == 3
+
+
+def test_an_agent_that_leaves_by_itself_was_cut_off_by_no_limit():
+    left, cut = tree(), tree()
+    left.end, cut.end = "agent", "max_turns"
+    assert (is_truncated(left), is_truncated(cut)) == (False, True)
 
 
 def test_an_episode_of_which_nothing_can_be_trained_takes_no_part():
