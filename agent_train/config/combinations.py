@@ -42,6 +42,7 @@ def wrong_combinations(config: Config) -> Iterator[str]:
     yield from _wrong_rewards(config)
     yield from _wrong_roles(config)
     yield from _wrong_teacher(config)
+    yield from _wrong_judge(config)
     if min(config.trainer.dump, default=1) < 1:
         yield f"trainer.dump={config.trainer.dump}: steps are numbered from 1"
     yield from _wrong_pools(config)
@@ -170,6 +171,20 @@ def _wrong_roles(config: Config) -> Iterator[str]:
         yield f"reference.path={config.reference.path}: nothing is compared with it: set algorithm.kl.coef above 0, or leave it out"
     if name == "remax" and config.reward_model.path is not None:
         yield f"reward_model.path={config.reward_model.path}: the greedy episode of advantage remax has the environment's reward alone: leave one of the two out"
+
+
+def _wrong_judge(config: Config) -> Iterator[str]:
+    judge = config.judge
+    if judge.url is None:
+        return
+    if not is_url(judge.url):
+        yield f"judge.url={judge.url}: is no URL: write http://HOST:PORT/v1"
+    if not judge.model:
+        yield f"judge.url={judge.url}: needs judge.model, the model's name there"
+    if config.algorithm.group_size < 2:
+        yield f"judge.url={judge.url}: compares the episodes of a group, and algorithm.group_size={config.algorithm.group_size}: raise it"
+    if config.algorithm.advantage.name == "remax":
+        yield f"judge.url={judge.url}: ReMax's greedy episodes are in no group, and have no such reward: take another algorithm.advantage.name"
 
 
 def _wrong_teacher(config: Config) -> Iterator[str]:

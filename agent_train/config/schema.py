@@ -54,6 +54,7 @@ KL_IN_LOSS = "algorithm.kl.place=loss"
 OFFLINE = "mode=sft|dpo|rm"
 EXTERNAL = ("openai", "sglang")  # engines that others run
 SUMMARY = "memory.name=summary"
+JUDGE = "judge.url"
 DISTILL = "algorithm.advantage.name=distill"
 
 
@@ -197,6 +198,17 @@ class AgentConfig:
     passed: list[str] = setting(
         [], "other models that it may ask: `[NAME=URL]`, or `NAME=URL,VARIABLE` of an API key", needs=AGENT
     )
+
+
+@dataclass
+class JudgeConfig:
+    url: str | None = setting(None, "of a [judge of groups](#a-judge-of-groups); null: none", needs="mode=rl")
+    model: str = setting("", "its name there", needs=JUDGE)
+    rubric: str = setting("How well does the agent do what the task asks?", "what it judges by", needs=JUDGE)
+    by: str = setting("ranking", "what it gives: an order, or scores", choices="ranking scores", needs=JUDGE)
+    weight: float = setting(1.0, "of its numbers from 0 to 1 in the reward", bounds=REAL, needs=JUDGE)
+    samples: int = setting(1, "verdicts on a group, whose mean counts", needs=JUDGE)
+    max_tokens: int = setting(4096, "of a verdict", needs=JUDGE)
 
 
 @dataclass
@@ -434,6 +446,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -1,5 +1,6 @@
 """From tasks to groups of trajectories of exact tokens. Nothing here depends on the order in which episodes finish."""
 
+import asyncio
 import copy
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
 from agent_train.rollout.agents import Agents
+from agent_train.rollout.group_judge import GroupJudge
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.memory import RecentMemory, SummaryMemory
 from agent_train.rollout.places import Places
@@ -161,6 +163,8 @@ class Sampler:
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
 
+    judge: GroupJudge | None = None  # of every group
+
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
         if (
@@ -194,8 +198,11 @@ class Sampler:
                 episodes.append(Episode(task, sample, derive_seed(self.seed, "train", step, position, k)))
             met[task.id] += 1
         trajectories = await self._play(episodes, self.sampling, step, on_end, journal)
-        groups = [trajectories[start : start + self.group_size] for start in range(0, batch, self.group_size)]
-        return [Group(task.id, group) for task, group in zip(tasks, groups, strict=True)]
+        parts = [trajectories[start : start + self.group_size] for start in range(0, batch, self.group_size)]
+        groups = [Group(task.id, part) for task, part in zip(tasks, parts, strict=True)]
+        if self.judge is not None:
+            await asyncio.gather(*map(self.judge.judge, groups, tasks))
+        return groups
 
     async def play_greedily(
         self, tasks: Sequence[Task], step: int, on_end: OnEnd | None = None, journal: Journal | None = None

@@ -36,6 +36,7 @@ from agent_train.rollout.agents import Agents, agents_of
 from agent_train.rollout.ahead import Rollout, Rollouts
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
+from agent_train.rollout.group_judge import GroupJudge
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.others import maker_of
 from agent_train.rollout.places import follow_load
@@ -429,6 +430,7 @@ def sampler_of(
         play=rollouts.load(config.env.rollout) if agents is None else play_agent,
         memory=config.memory,
         agents=agents,
+        judge=None if config.judge.url is None else GroupJudge(config.judge, config.trainer.seed),
         others={player: maker_of(agent) for player, agent in config.env.agents.items()},
     )
 
