@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_train.algorithms.advantages import mean_of, reward_spread
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def health(groups: Sequence[Group], entropy: float, n: int = 4) -> CollapseMetri
         same=sum(len(group) - len(set(group)) for group in ids) / len(flat),
         length=mean_of([len(own) for own in flat]),
         length_max=max(map(len, flat)),
-        truncated=mean_of([t.end != "terminated" for group in played for t in group]),
+        truncated=mean_of([t.end not in NO_LIMIT for group in played for t in group]),
     )
 
 

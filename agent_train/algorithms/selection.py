@@ -16,7 +16,7 @@ from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, rewa
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, OverlongConfig
-from agentgym.core.trajectory import Group, Trajectory, Turn
+from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajector
 
 def is_truncated(trajectory: Trajectory) -> bool:
     """True if a limit of turns, tokens or time ended the episode, or its last answer is incomplete."""
-    if trajectory.end != "terminated":
+    if trajectory.end not in NO_LIMIT:
         return not trajectory.failed
     last = trajectory.turns[-1].tokens if trajectory.turns else None
     return last is not None and last.finish_reason == "length"
@@ -141,7 +141,7 @@ def penalty(trajectory: Trajectory, overlong: OverlongConfig) -> float:
 
 
 def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[float]:
-    """The rewards of the turns with sampled tokens, after `algorithm.reward_shaping`; the last includes the overlong penalty.
+    """The rewards of the turns with sampled tokens that are trained on, after `algorithm.reward_shaping`; the last includes the overlong penalty.
 
     A summary is a turn of reward 0.
     """
@@ -153,7 +153,7 @@ def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[flo
         raise ValueError(f"reward shaping returns {shaped}, not a finite number for each of {turns} turns")
     left, calls = iter(shaped), trajectory.calls()
     of_calls = [next(left) if isinstance(call, Turn) else 0.0 for call in calls]
-    rewards = fold_silent_turns(of_calls, [len(call.tokens.completion_ids) if call.tokens else 0 for call in calls])
+    rewards = fold_silent_turns(of_calls, [call.trained for call in calls])
     rewards[-1] += penalty(trajectory, algorithm.overlong)
     return rewards
 
@@ -199,7 +199,7 @@ def _versions(group: Group) -> list[int]:
 
 
 def _took_part(trajectory: Trajectory) -> bool:
-    return not trajectory.failed and trajectory.sampled_tokens > 0
+    return not trajectory.failed and trajectory.trained_tokens > 0
 
 
 def _rewards(group: Group, overlong: OverlongConfig) -> list[float | None]:

@@ -13,6 +13,8 @@ from agent_train.config.schema import EXTERNAL, Config
 from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
+from agentgym.agents.programs import agent_of
+from agentgym.gateway.upstream import Passed
 from agentgym.service.client.address import is_url
 
 CAPPED = ("tis", "sequence-is", "geometric-is")
@@ -44,6 +46,7 @@ def wrong_combinations(config: Config) -> Iterator[str]:
         yield f"trainer.dump={config.trainer.dump}: steps are numbered from 1"
     yield from _wrong_pools(config)
     yield from _wrong_memory(config)
+    yield from _wrong_agent(config)
     yield from _wrong_servers(config)
 
 
@@ -100,6 +103,8 @@ def _wrong_pools(config: Config) -> Iterator[str]:
 
 def _wrong_memory(config: Config) -> Iterator[str]:
     memory, context = config.memory, config.engine.max_model_len
+    if memory.name != "none" and config.reward_model.path is not None:
+        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last row alone: leave it out, or set memory.name=none"
     if memory.name != "summary":
         return
     written = config.sampling.max_tokens + memory.tokens
@@ -108,8 +113,28 @@ def _wrong_memory(config: Config) -> Iterator[str]:
     if (memory.room or written) >= context:
         key = f"memory.tokens={memory.tokens}" if memory.room is None else f"memory.room={memory.room}"
         yield f"{key}: leaves nothing of engine.max_model_len={context} to the conversation: lower it, or raise engine.max_model_len"
-    if config.reward_model.path is not None:
-        yield f"reward_model.path={config.reward_model.path}: would judge an episode by what follows its last summary: leave it out, or set memory.name=none"
+
+
+def _wrong_agent(config: Config) -> Iterator[str]:
+    """An agent's calls are a tree: what reads an episode from its first turn to its last cannot be had."""
+    agent, advantage = config.agent, config.algorithm.advantage.name
+    if agent.run is None:
+        return
+    try:
+        agent_of(agent.run)
+    except ValueError as error:
+        yield f"agent.run={agent.run}: {error}"
+    for text in agent.passed:
+        try:
+            Passed.named(text)
+        except ValueError as error:
+            yield f"agent.passed: {error}"
+    if advantage in advantages.shipped and advantage not in (*OF_EPISODES, "distill"):
+        yield f"algorithm.advantage.name={advantage}: the calls of agent.run are no sequence of turns: take one of {', '.join(OF_EPISODES)}, distill"
+    alone = {"memory.name": (config.memory.name, "none"), "env.rollout": (config.env.rollout, "episode")}
+    for key, (value, plain) in {**alone, "reward_model.path": (config.reward_model.path, None)}.items():
+        if value != plain:
+            yield f"{key}={value}: agent.run plays its episodes by itself, in branches too: leave one of the two out"
 
 
 def _wrong_rewards(config: Config) -> Iterator[str]:

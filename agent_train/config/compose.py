@@ -116,7 +116,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 def _parse(overrides: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
-    for text in overrides:
+    for given in overrides:
+        key, _, value = given.partition("=")
+        # The words of an agent may have any characters.
+        is_agent = key in ("agent", "agent.run") and value != "null"
+        text = f"agent.run={QuotedString(value, Quote.single).with_quotes()}" if is_agent else given
         if "=" not in text:
             hint = f"did you mean +env={text}" if text in environment_names() else "settings are written key=value"
             raise ConfigError(f"{text!r} is not a setting: {hint}")

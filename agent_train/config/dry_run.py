@@ -31,6 +31,7 @@ def what_runs(config: Config) -> Rows:
         ("sandbox", sandbox_choice(config) or ""),
         ("each step", _each_step(config)),
         ("rollout", _rollout(config)),
+        ("agent", config.agent.run or ""),
         ("algorithm", _algorithm(config)),
         ("trained on", _chosen(config)),
         ("learner", f"{_learner(config)}, {updates} a step"),

@@ -160,10 +160,11 @@ class SamplingConfig:
 class MemoryConfig:
     name: str = setting(
         "none",
-        "what happens when an episode [fills the context](#long-episodes): none ends it",
-        choices="none summary",
+        "what the model sees of a [long episode](#long-episodes): none shows it all, until the context is full",
+        choices="none recent summary",
         needs="mode=rl",
     )
+    turns: int = setting(4, "the last turns that are shown", needs="memory.name=recent")
     tokens: int = setting(1024, "of one summary, at most", needs=SUMMARY)
     room: int | None = setting(
         None,
@@ -171,6 +172,31 @@ class MemoryConfig:
         needs=SUMMARY,
     )
     summaries: int = setting(8, "of one episode, at most", needs=SUMMARY)
+
+
+AGENT = "agent.run"
+
+
+@dataclass
+class AgentConfig:
+    run: str | None = setting(
+        None,
+        "[plays the episodes](gateway.md#training-an-agent): `command:WORDS` or `package.module:function`; the same as `agent=`",
+        needs="mode=rl",
+    )
+    settings: str = setting(
+        "override",
+        "what becomes of [sampling settings](gateway.md#settings) that tokens cannot be trained with",
+        choices="override strict mask",
+        needs=AGENT,
+    )
+    timeout: float = setting(3600.0, "seconds of an episode", needs=AGENT)
+    max_turns: int | None = setting(None, "calls of an episode", needs=AGENT)
+    max_tokens: int | None = setting(None, "tokens that an episode reads and writes", needs=AGENT)
+    incomplete: bool = setting(False, "train on episodes that a limit has cut off, too", needs=AGENT)
+    passed: list[str] = setting(
+        [], "other models that it may ask: `[NAME=URL]`, or `NAME=URL,VARIABLE` of an API key", needs=AGENT
+    )
 
 
 @dataclass
@@ -407,6 +433,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

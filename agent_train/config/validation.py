@@ -283,6 +283,8 @@ def _wrong_env(config: Config) -> Iterator[str]:
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
     players = getattr(env.unwrapped, "players", None)
     close_unused(env)
+    if players and config.agent.run is not None:
+        yield f"agent.run={config.agent.run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
     for player, agent in config.env.agents.items():
         if players is not None and player not in players:
             yield f"env.agents.{player}: {config.env.id} has no such player, only {', '.join(players)}"

@@ -7,12 +7,12 @@ Legend: T tokens of one sample. Every list of T is aligned to the token itself: 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from agentgym.core.trajectory import Trajectory
+from agentgym.core.trajectory import Tokens, Trajectory
 
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """One sequence to train on: the turns of a trajectory whose prompts extend one another token for token.
+    """One sequence to train on: turns of a trajectory whose prompts extend one another token for token.
 
     A sample never changes. Scores and advantages are added by `dataclasses.replace`, which keeps the id.
     """
@@ -52,10 +52,11 @@ def samples_of(
 ) -> list[TrainingSample]:
     """Split a trajectory into samples by the prefix rule.
 
-    A turn extends the sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins
-    the next sample. A summary is such a turn, and the turn after it begins a sample. `rewards` are those of each turn
-    with sampled tokens; other turns add nothing. Raises ValueError
-    for tokens that do not fit together, or too few or many rewards.
+    A turn extends the sample whose ids are the longest beginning of its prompt, token for token; a turn that extends none begins
+    one. So a conversation is one sample, and of branches each repeats their common beginning, which is not trained there. A
+    summary is such a turn, and the turn after it begins a sample. What is unusable of a turn is read and not trained. `rewards` are
+    those of each turn with tokens that are trained; other turns add nothing. Raises ValueError for tokens that do not fit together,
+    or too few or many rewards.
     """
     found: list[TrainingSample] = []
     left = iter(rewards or [])
@@ -63,27 +64,32 @@ def samples_of(
         tokens = turn.tokens
         if tokens is None or not tokens.completion_ids:
             continue
-        where = f"trajectory {trajectory.id}, turn {number}"
-        sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
-        if len(set(sizes)) > 1:
-            raise ValueError(
-                f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
-            )
-        if not tokens.prompt_ids:
-            raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")
-        if not found or tokens.prompt_ids[: len(found[-1].ids)] != found[-1].ids:
+        _check(tokens, f"trajectory {trajectory.id}, turn {number}")
+        fitting = [sample for sample in found if tokens.prompt_ids[: len(sample.ids)] == sample.ids]
+        if not fitting:
             empty = TrainingSample([], [], [], f"{trajectory.id}#{len(found)}", trajectory=trajectory.id)
-            found.append(replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss))
-            found[-1] = replace(found[-1], player=turn.player)
-        sample = found[-1]
-        bridge, sampled = tokens.prompt_ids[len(sample.ids) :], tokens.completion_ids
+            begun = replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss)
+            found.append(replace(begun, player=turn.player))
+        sample = max(fitting, key=lambda each: len(each.ids), default=found[-1])
+        bridge, sampled, is_trained = tokens.prompt_ids[len(sample.ids) :], tokens.completion_ids, turn.trained > 0
         sample.ids.extend([*bridge, *sampled])
-        sample.mask.extend([False] * len(bridge) + [True] * len(sampled))
-        sample.logprobs.extend([0.0] * len(bridge) + tokens.logprobs)
-        sample.versions.extend([-1] * len(bridge) + tokens.versions)
-        sample.turn_ends.append(len(sample.ids))
-        sample.rewards.append(next(left, 0.0))
+        sample.mask.extend([False] * len(bridge) + [is_trained] * len(sampled))
+        sample.logprobs.extend([0.0] * len(bridge) + (tokens.logprobs if is_trained else [0.0] * len(sampled)))
+        sample.versions.extend([-1] * len(bridge) + (tokens.versions if is_trained else [-1] * len(sampled)))
+        if is_trained:
+            sample.turn_ends.append(len(sample.ids))
+            sample.rewards.append(next(left, 0.0))
     turns = sum(len(sample.turn_ends) for sample in found)
     if rewards is not None and len(rewards) != turns:
         raise ValueError(f"trajectory {trajectory.id}: {turns} turns with sampled tokens and {len(rewards)} rewards")
-    return found
+    return [sample for sample in found if sample.turn_ends]
+
+
+def _check(tokens: Tokens, where: str) -> None:
+    sizes = (len(tokens.completion_ids), len(tokens.logprobs), len(tokens.versions))
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"{where}: {sizes[0]} sampled ids, {sizes[1]} log-probabilities and {sizes[2]} versions; each id needs one of each"
+        )
+    if not tokens.prompt_ids:
+        raise ValueError(f"{where}: the prompt is empty, so nothing predicts the first sampled id")

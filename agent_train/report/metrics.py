@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_train.algorithms.collapse import CollapseMetrics, health
 from agent_train.report.timeline import LOOP, Timeline
-from agentgym.core.trajectory import Group, Trajectory
+from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ class EvalMetrics:
 
 
 @dataclass(frozen=True)
+class AgentMetrics:
+    """Sampled tokens of agents that play by themselves: a part of `StepMetrics`. Episodes that failed are in it."""
+
+    trainable: float  # share of them
+    lost: dict[str, int]  # the others, by the reason
+    forks: dict[str, int]  # prompts that do not go on from the call before, by the reason
+    changed: dict[str, int]  # settings that were not honoured
+
+
+@dataclass(frozen=True)
 class StepMetrics:
     """One training step; for the fields see docs/training.md. Episodes that failed are in no mean."""
 
@@ -126,6 +137,7 @@ class StepMetrics:
     critic: CriticMetrics | None
     prm: PrmMetrics | None
     pools: PoolMetrics | None = None
+    agent: AgentMetrics | None = None
     journal_turns: int = 0
     retried_turns: int = 0
     diverged: int = 0
@@ -235,7 +247,7 @@ def step_metrics(
         failed=len(trajectories) - len(played),
         retried=_retried(trajectories),
         mixed_groups=_mean([float(len(spread) > 1) for spread in spreads]),
-        truncated=_mean([float(t.end != "terminated") for t in played]),
+        truncated=_mean([float(t.end not in NO_LIMIT) for t in played]),
         sampled_tokens=tokens,
         tokens_per_second=tokens / sampling if sampling else math.nan,
         rollout_seconds=seconds["rollout"],
@@ -252,6 +264,7 @@ def step_metrics(
         update=update,
         critic=critic,
         prm=prm,
+        agent=_agent_metrics(trajectories),
         context=_mean([float(t.end == "context") for t in played]),
         summaries=_mean([len(t.summaries) for t in played]),
         env=_env_means(played),
@@ -277,6 +290,18 @@ def eval_metrics(step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         context=_mean([float(t.end == "context") for t in played]),
         env=_env_means(played),
     )
+
+
+def _agent_metrics(trajectories: Sequence[Trajectory]) -> AgentMetrics | None:
+    told = [t.metadata["agent"] for t in trajectories if "agent" in t.metadata]
+    if not told:
+        return None
+    counts: dict[str, Counter[str]] = {name: Counter() for name in ("lost", "forks", "changed")}
+    for each in told:
+        for name, counter in counts.items():
+            counter.update(each["changed"] if name == "changed" else each["share"][name])
+    sampled, trainable = (sum(each["share"][name] for each in told) for name in ("sampled", "trainable"))
+    return AgentMetrics(trainable / sampled if sampled else math.nan, *(dict(counts[name]) for name in counts))
 
 
 def _env_means(played: Sequence[Trajectory]) -> dict[str, float]:

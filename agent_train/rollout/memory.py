@@ -1,6 +1,9 @@
-"""A memory for episodes that outgrow the model's context: a summary takes the place of the conversation so far.
+"""What the model sees of a long episode in place of the whole conversation.
 
-When the context is nearly full, the model is asked for a summary of its work, by the conversation that it knows and one request. It
+Recent: the opening and the last exchanges; the prompt of a turn then no longer extends the one before, so each turn is a training
+sample of its own (as in verl-agent, arXiv 2505.10978).
+
+Summary: when the context is nearly full, the model is asked for a summary of its work, by the conversation that it knows and one request. It
 goes on with the opening, the summary and the last exchange. The summary's tokens are trained like those of any turn, which agents
 need to learn what to keep (arXiv 2607.05378).
 """
@@ -20,8 +23,23 @@ Write that summary now, as plain text, without calling a tool and without acting
 - the present state, and what you were about to do next.
 Leave out what is of no further use. Your last action and its result stay, so do not repeat them."""
 HEADING = "Summary of your work so far, which you wrote yourself when your context was full:"
+LEFT_OUT = "(Your first {count} turns are left out here. You have taken {turns} turns so far.)"
 HELD = "(This result is left out here, and is shown to you after the summary.)"
 TEMPLATE_TOKENS = 64  # that a template may write around a request
+
+
+class RecentMemory:
+    """The opening, how many turns are left out, and the last `exchanges` of them: answers with what the environment said to them."""
+
+    def __init__(self, exchanges: int):
+        self._exchanges = exchanges
+
+    def view(self, messages: Sequence[Message]) -> list[Message]:
+        answers = _answers(messages)
+        if (count := len(answers) - self._exchanges) <= 0:
+            return list(messages)
+        told = LEFT_OUT.format(count=count, turns=len(answers))
+        return [*instructed(messages[: answers[0]], told), *messages[answers[count] :]]
 
 
 class SummaryMemory:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agent_train.config.schema import MemoryConfig
 from agent_train.engine.base import Completion, Engine, EngineLostError, Sampling
+from agent_train.rollout.agents import Agents
 from agent_train.rollout.journal import Journal
-from agent_train.rollout.memory import SummaryMemory
+from agent_train.rollout.memory import RecentMemory, SummaryMemory
 from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
@@ -44,8 +46,8 @@ class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
-    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` an episode goes on where its
-    context is full: a summary is a turn of its own, to the engine and the journal. Each player of an episode has an object of
+    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` the model sees a part of the
+    conversation; a summary is a turn of its own, to the engine and the journal. Each player of an episode has an object of
     its own, `for_player`; the first one is then not asked.
     """
 
@@ -72,9 +74,11 @@ class TokenPolicy:
         self._memory = self._new_memory()
         self._lost = False  # the last summary is none to go on with
 
-    def _new_memory(self) -> SummaryMemory | None:
-        if self._settings is None or self._settings.name != "summary":
+    def _new_memory(self) -> RecentMemory | SummaryMemory | None:
+        if self._settings is None or self._settings.name == "none":
             return None
+        if self._settings.name == "recent":
+            return RecentMemory(self._settings.turns)
         return SummaryMemory(self._settings, self._renderer, self._engine.max_model_len, self._sampling.max_tokens)
 
     def for_player(self, name: str) -> "TokenPolicy":
@@ -93,7 +97,7 @@ class TokenPolicy:
             raise EndEpisode("context")
         seen = messages if self._memory is None else self._memory.view(messages)
         prompt = self._renderer.prompt(seen, tools, self._previous)
-        if self._memory is not None and self._memory.is_due(messages, prompt):
+        if isinstance(self._memory, SummaryMemory) and self._memory.is_due(messages, prompt):
             request, asking = self._memory.request(messages, tools, self._previous)
             if self._fits(asking, self._memory.tokens):  # else an answer may, whatever follows it
                 reply = await self._said(asking, self._memory.tokens)
@@ -154,6 +158,7 @@ class Sampler:
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     play: Rollout = run_episode  # runs one episode; see `run_many`
     memory: MemoryConfig | None = None  # of every episode
+    agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
 
     def __post_init__(self) -> None:
@@ -222,11 +227,6 @@ class Sampler:
         """
         kept = journal or Journal()
 
-        def make_policy(episode: Episode) -> Policy:
-            learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, kept, self.memory)
-            others = {name: make(episode) for name, make in self.others.items()}
-            return ByPlayer(others, learning) if others else learning
-
         def ended(trajectory: Trajectory) -> None:
             trajectory.metadata["schedule"] = {**kept.end(episode_key(trajectory.seed)), "ended": time.time()}
             if on_end is not None:
@@ -256,7 +256,7 @@ class Sampler:
         losses = await self.engine.losses()
         trajectories = await run_many(
             self.make_env,
-            make_policy,
+            partial(self._policy, sampling, kept),
             episodes,
             concurrency=self.concurrency,
             limits=self.limits,
@@ -267,6 +267,13 @@ class Sampler:
         )
         await self._raise_common_cause([t for t in trajectories if t.failed], len(trajectories), losses)
         return trajectories
+
+    def _policy(self, sampling: Sampling, journal: Journal, episode: Episode) -> Policy:
+        if self.agents is not None:
+            return self.agents.policy(episode_key(episode.seed), episode.seed, journal)
+        learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
+        others = {name: make(episode) for name, make in self.others.items()}
+        return ByPlayer(others, learning) if others else learning
 
     async def _raise_common_cause(self, failed: Sequence[Trajectory], played: int, losses: int) -> None:
         """Raise EngineError if the engine is dead, or EngineLostError if every episode failed and it has had more losses since."""

@@ -32,6 +32,7 @@ from agent_train.learner.roles import lr_scale, needs_reference, reference_is_ba
 from agent_train.learner.tiny import texts_of_env
 from agent_train.report.metrics import Clock, StepMetrics, read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
+from agent_train.rollout.agents import Agents, agents_of
 from agent_train.rollout.ahead import Rollout, Rollouts
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
@@ -45,6 +46,7 @@ from agent_train.trainer.loop import Joined, TrainerContext, find_model, join_cl
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import demonstrations, warm_start
 from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
+from agentgym.agents.play import play_agent
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
@@ -369,7 +371,8 @@ async def open_rl(
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
         engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
-        sampler, trainer = sampler_of(config, make_env, engine, renderer), config.trainer
+        agents = await stack.enter_async_context(agents_of(config, folder.next_record(), engine, renderer))
+        sampler, trainer = sampler_of(config, make_env, engine, renderer, agents), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         checksums = trained_checksums(folder)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
@@ -406,9 +409,14 @@ def trained_checksums(folder: RunFolder) -> dict[int, int]:
     return {record["step"]: record["weights_checksum"] for record in records if record["kind"] == "train"}
 
 
-def sampler_of(config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer) -> Sampler:
+def sampler_of(
+    config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer, agents: Agents | None = None
+) -> Sampler:
     # An engine limits its answers itself, without the time in which a request waits for a new server, say.
     limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
+    if agents is not None:
+        own = config.agent
+        limits = replace(limits, max_turns=own.max_turns, tokens=own.max_tokens, episode_timeout=own.timeout)
     return Sampler(
         make_env,
         engine,
@@ -418,8 +426,9 @@ def sampler_of(config: Config, make_env: Callable[[], Env], engine: Engine, rend
         seed=config.trainer.seed,
         concurrency=config.engine.max_concurrent * config.engine.servers,
         limits=limits,
-        play=rollouts.load(config.env.rollout),
+        play=rollouts.load(config.env.rollout) if agents is None else play_agent,
         memory=config.memory,
+        agents=agents,
         others={player: maker_of(agent) for player, agent in config.env.agents.items()},
     )
 

@@ -54,7 +54,7 @@ class RunFolder:
         self.metrics, self.report = path / "metrics.jsonl", path / "report.html"
         self.timeline = path / "timeline.json"
         self.trajectories, self.checkpoints, self.logs = path / "trajectories", path / "checkpoints", path / "logs"
-        self.start, self.turns = path / "start", path / "turns"
+        self.start, self.turns, self.gateway = path / "start", path / "turns", path / "gateway"
 
     def write_settings(self, config: Config, command: Sequence[str] = ()) -> None:
         """Make the folders of a new run, and write the settings and versions into it."""
@@ -73,6 +73,10 @@ class RunFolder:
     def episodes(self, kind: str, step: int) -> Path:
         """The file of a step's episodes: of kind train, greedy or eval."""
         return self.trajectories / f"{kind}-{step:06d}.jsonl"
+
+    def next_record(self) -> Path:
+        """The folder of the gateway's record of this start."""
+        return self.gateway / f"{len(list(self.gateway.glob('*'))) + 1:03d}"
 
     def turns_of(self, step: int) -> Path:
         """The file of `agent_train.rollout.journal.Journal` for a training step, from 1."""

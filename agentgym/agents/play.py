@@ -16,6 +16,7 @@ from agentgym.gateway.episodes import Limits as CallLimits
 from agentgym.gateway.server import Gateway
 from agentgym.policies.base import EndEpisode, EndpointError, EndpointUsage, Reply
 from agentgym.rollout.episode import Limits, run_episode
+from agentgym.storage.durable import NotWritten
 
 if TYPE_CHECKING:
     from agentgym.core.env import Env
@@ -35,7 +36,7 @@ class _Playing:
     running: asyncio.Task[Left]
     seen: int = 0  # messages of the environment's conversation
     answered: bool = False  # it has given its final answer
-    cut_off: bool = False  # it failed at a limit
+    cut_off: bool = False  # it failed at a limit of its episode
     at: list[int | None] = field(default_factory=list)  # the last call that was answered before each action
 
 
@@ -47,10 +48,13 @@ class AgentPolicy:
     Args:
         gateway: in front of the model; it runs in this event loop.
         incomplete: count an episode as complete also where a limit has cut the agent off.
+        id: of the gateway's episode, new each time.
     """
 
-    def __init__(self, agent: Agent, gateway: Gateway, seed: int | None = None, incomplete: bool = False):
-        self._agent, self._gateway, self._seed, self._incomplete = agent, gateway, seed, incomplete
+    def __init__(
+        self, agent: Agent, gateway: Gateway, seed: int | None = None, incomplete: bool = False, id: str | None = None
+    ):
+        self._agent, self._gateway, self._seed, self._incomplete, self._id = agent, gateway, seed, incomplete, id
         self.limits = CallLimits()
         self._playing: _Playing | None = None
 
@@ -83,32 +87,30 @@ class AgentPolicy:
 
     async def _begun(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> _Playing:
         gateway = self._gateway
-        recorded, key = await gateway.open(limits=self.limits, seed=self._seed)
+        recorded, key = await gateway.open(self._id, self.limits, seed=self._seed)
         where = f"{gateway.url}/v1", key, gateway.backend.models[0], f"{gateway.url}/mcp"
         episode = AgentEpisode(list(messages), list(tools), *where, seed=self._seed)
         recorded.tools = EpisodeTools(episode)
         return _Playing(recorded, episode, asyncio.create_task(self._agent.run(episode)))
 
-    async def leave(self, observation: Sequence[Message], end: str) -> None:
-        """End what still runs. `observation` answers the agent's last action."""
-        if (playing := self._playing) is None:
-            return
-        playing.episode.tell(observation, over=True)
-        await asyncio.wait({playing.running}, timeout=0.0 if end in _KILLED else LEAVE_SECONDS)
-        playing.running.cancel()
-        await asyncio.wait({playing.running})
-        complete = self._incomplete or not (playing.cut_off or end in _KILLED)
-        await self._gateway.end(playing.recorded.id, end, complete)
-        self._gateway.forget(playing.recorded.id)
+    async def stop(self, observation: Sequence[Message] = (), patience: float = 0.0) -> None:
+        """Answer the agent's last action, and let it end; what still runs after so many seconds is stopped."""
+        if (playing := self._playing) is not None:
+            playing.episode.tell(observation, over=True)
+            await asyncio.wait({playing.running}, timeout=patience)
+            playing.running.cancel()
+            await asyncio.wait({playing.running})
 
-    def write(self, trajectory: Trajectory) -> None:
+    async def finish(self, trajectory: Trajectory) -> None:
         """Put the agent's calls in place of its actions, which go to `metadata["steps"]`: a turn for each call, and the rewards there.
 
         Without any call its actions stay the turns.
         """
         if (playing := self._playing) is None:
             return
-        running, recorded = playing.running, playing.recorded
+        running, recorded, end = playing.running, playing.recorded, trajectory.end
+        await self._gateway.end(recorded.id, end, self._incomplete or not (playing.cut_off or end in _KILLED))
+        self._gateway.forget(recorded.id)
         facts = {"killed": True} if running.cancelled() or running.exception() else running.result().facts
         trajectory.metadata["agent"] = {"share": recorded.share(), "changed": dict(recorded.changed), **facts}
         if not (turns := _turns_of(recorded)):
@@ -151,7 +153,7 @@ def _last(playing: _Playing, left: Left) -> Reply:
     if left.failure is None and not playing.answered and (left.answer is not None or not playing.at):
         playing.answered = True
         return Reply(left.answer or assistant(""))
-    playing.cut_off = left.failure is not None
+    playing.cut_off = left.failure is not None and limit != "context"  # which is the agent's own doing
     raise EndEpisode("agent" if limit is None else _ENDS.get(limit, limit))
 
 
@@ -180,10 +182,13 @@ async def play_agent(
     """`run_episode` for an `AgentPolicy`: the limits of turns and tokens are those of its model calls."""
     policy.limits = CallLimits(turns=limits.max_turns, tokens=limits.tokens)
     own = replace(limits, max_turns=None, tokens=None, act_timeout=None)
-    trajectory = None
     try:
         trajectory = await run_episode(env, policy, task, limits=own, **more)
+        await policy.stop(trajectory.final_observation, 0.0 if trajectory.end in _KILLED else LEAVE_SECONDS)
     finally:
-        await policy.leave(*((trajectory.final_observation, trajectory.end) if trajectory else ([], "error")))
-    policy.write(trajectory)
+        await policy.stop()
+    try:
+        await policy.finish(trajectory)
+    except NotWritten as error:
+        trajectory.end, trajectory.error = "error", f"{trajectory.env}, task {trajectory.task_id!r}: {error}"
     return trajectory

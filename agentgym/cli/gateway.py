@@ -14,7 +14,7 @@ from agentgym.cli.shared import print_json, set_run
 from agentgym.core.usage_error import UsageError, usage_errors
 
 if TYPE_CHECKING:
-    from agentgym.gateway import Gateway, Passed, Upstream
+    from agentgym.gateway import Gateway, Upstream
 
 ADMIN_VARIABLE = "AGENTGYM_GATEWAY_KEY"
 _LIMITS = (
@@ -63,14 +63,14 @@ def add_gateway(commands: argparse._SubParsersAction) -> None:
 
 def _gateway(args: argparse.Namespace) -> int:
     from agentgym.evaluate.budget import Prices
-    from agentgym.gateway import Gateway, Limits, Settings, Upstream
+    from agentgym.gateway import Gateway, Limits, Passed, Settings, Upstream
 
     given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, f"max_{name}")) is not None}
     with usage_errors(ValueError):
         limits = Limits(**given)
         prices = Prices.load(args.prices) if args.prices else None
         engine = Upstream(args.engine, args.model, timeout=args.timeout)
-        passed = dict(_passed(text) for text in args.passed)
+        passed = dict(Passed.named(text) for text in args.passed)
     if args.max_cost is not None and prices is None:
         raise UsageError("--max-cost needs --prices")
     gateway = Gateway(
@@ -85,16 +85,6 @@ def _gateway(args: argparse.Namespace) -> int:
         cost_of=prices.cost if prices else None,
     )
     return asyncio.run(_served(gateway, engine, args))
-
-
-def _passed(text: str) -> tuple[str, Passed]:
-    from agentgym.gateway import Passed
-
-    name, _, place = text.partition("=")
-    url, _, variable = place.partition(",")
-    if variable and variable not in os.environ:
-        raise ValueError(f"--pass {text}: the variable {variable} is not set")
-    return name, Passed(url, os.environ.get(variable, ""))
 
 
 async def _served(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from agentgym.core import agent_failure
 from agentgym.core.messages import Message
 from agentgym.storage.jsonl import line_of, mend
 
+NO_LIMIT = ("terminated", "agent")
+"""Ends that no limit made."""
 TURN_OF = "turn_of"
 """In the info of `reset` and `step`: the player who acts next, in an environment with several players."""
 REWARDS = "rewards"
@@ -148,6 +150,11 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return sum(len(call.tokens.completion_ids) for call in self.calls() if call.tokens)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Sampled tokens that can be trained on."""
+        return sum(call.trained for call in self.calls())
 
     def calls(self) -> list[Turn | Summary]:
         """The turns and the summaries, in the order in which the model was asked."""

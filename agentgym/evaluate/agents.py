@@ -173,10 +173,12 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Raise ValueError if an agent plays by a method that the environment does not have."""
+    """Raise ValueError if an agent plays by a method that the environment does not have, or alone where there are several players."""
     name = {"expert": "expert_action", "random": "random_action"}.get(agent.kind)
     if name is not None and not hasattr(env.unwrapped, name):
         raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
+    if agent.kind == "playing" and getattr(env.unwrapped, "players", None):
+        raise ValueError(f"agent {agent.name!r} plays alone, and {type(env.unwrapped).__name__} has several players")
 
 
 def _chat_maker(model: str, base_url: str | None = None, serve: str | None = None, **settings: Any) -> MakePolicy:

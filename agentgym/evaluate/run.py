@@ -322,7 +322,7 @@ class _Evaluation:
         if self._refusals[agent.name] >= MOST_REFUSALS:
             self.stopped, words = "key", str(trajectory.error).partition("EndpointError: ")[2]
             self.problem = f"agent {agent.name}: the key is refused again and again: {words}"
-        elif kept and agent.kind in _ASKING and trajectory.turns and not _COUNTED & usage.keys():
+        elif kept and _asked(agent, trajectory) and not _COUNTED & usage.keys():
             self.stopped = "uncounted"
             self.problem = (
                 f"{kept[0]} cannot be enforced: agent {agent.name} does not report its token usage; set `usage` on its replies"
@@ -410,6 +410,13 @@ def _labels(task: Task) -> dict[str, Any]:
         line = line_of(task.answer)
         labels["expected"] = task.answer if len(line) <= LONGEST_EXPECTED else line[:LONGEST_EXPECTED]
     return labels
+
+
+def _asked(agent: AgentSpec, trajectory: Trajectory) -> bool:
+    """Whether a model was asked. One that plays by itself need not."""
+    return agent.kind in _ASKING and (
+        bool(trajectory.turns) if agent.kind != "playing" else "steps" in trajectory.metadata
+    )
 
 
 def model_of(agent: AgentSpec) -> str:

@@ -82,9 +82,6 @@ class Backend(Protocol):
     async def count(self, call: ModelCall) -> int:
         """The prompt's length in tokens. Raises `Refused` if it cannot tell."""
 
-    def forget(self, episode: str) -> None:
-        """No call of this episode comes any more."""
-
 
 @dataclass(frozen=True)
 class Settings:

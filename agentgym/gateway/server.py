@@ -210,7 +210,6 @@ class Gateway:
 
     def forget(self, id: str) -> None:
         """Give the memory of an episode that has ended back. It stays in the record."""
-        self.backend.forget(id)
         self._drop(id)
         self.record.note({"forget": id})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -96,9 +97,6 @@ class Upstream:
         counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
         return int(counted["count"])
 
-    def forget(self, episode: str) -> None:
-        """It keeps nothing of episodes."""
-
     async def _ask(self, method: str, url: str, **more: Any) -> Any:
         session, limit = await endpoints.session(), aiohttp.ClientTimeout(total=_START_SECONDS)
         async with session.request(method, url, headers=self._policy.headers, timeout=limit, **more) as response:
@@ -118,6 +116,15 @@ def _tokens(record: dict[str, Any], reason: str) -> Tokens | None:
 
 class Passed:
     """Another endpoint, to which requests go as they are and whose answers come back as they are."""
+
+    @classmethod
+    def named(cls, text: str) -> tuple[str, Passed]:
+        """The model's name and its endpoint of `NAME=URL`, or `NAME=URL,VARIABLE` of the API key. Raises ValueError."""
+        name, _, place = text.partition("=")
+        url, _, variable = place.partition(",")
+        if variable and variable not in os.environ:
+            raise ValueError(f"{text}: the variable {variable} is not set")
+        return name, cls(url, os.environ.get(variable, ""))
 
     def __init__(self, base_url: str, api_key: str = ""):
         self._url = url_of(base_url).removesuffix(_CHAT).removesuffix("/v1")

@@ -4,9 +4,10 @@ As a function:  agentgym eval frozen_lake --agent examples.agents.openai_sdk:pla
 As a command:   agentgym eval frozen_lake --agent "command:python examples/agents/openai_sdk.py" --model M --base-url URL
 """
 
+import json
 import os
+import urllib.request
 
-import httpx
 from openai import AsyncOpenAI, OpenAI
 
 
@@ -31,8 +32,9 @@ def main():
         tool = {"name": "act", "arguments": {"text": messages[-1]["content"]}}
         call = {"jsonrpc": "2.0", "id": len(messages), "method": "tools/call", "params": tool}
         key = {"Authorization": f"Bearer {client.api_key}"}
-        result = httpx.post(os.environ["AGENTGYM_MCP_URL"], json=call, headers=key, timeout=300).json()["result"]
-        told = result["content"][0]["text"]
+        request = urllib.request.Request(os.environ["AGENTGYM_MCP_URL"], json.dumps(call).encode(), key)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            told = json.load(answer)["result"]["content"][0]["text"]
 
 
 if __name__ == "__main__":

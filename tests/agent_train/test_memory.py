@@ -314,6 +314,42 @@ def test_the_timeline_has_the_summaries_among_the_answers(renderer, tmp_path):
     assert text.count('"engine"') == len(trajectory.turns) + len(trajectory.summaries)
 
 
+# ---- the last turns alone
+
+
+def test_recent_shows_the_opening_what_is_left_out_and_the_last_turns(renderer):
+    engine = Scripted(renderer, 2000)
+    trajectory = played(Work(5), engine, MemoryConfig("recent", turns=2))
+    assert (trajectory.end, len(trajectory.turns), trajectory.summaries) == ("terminated", 5, [])
+    turns = trajectory.turns
+    told = user("Count.\n\n(Your first 2 turns are left out here. You have taken 4 turns so far.)")
+    last = [turns[2].reply, *turns[3].observation, turns[3].reply, *turns[4].observation]
+    assert renderer.tokenizer.decode(engine.calls[4][0]) == renderer.text([system("Be brief."), told, *last])
+    whole = [*turns[0].observation, turns[0].reply, *turns[1].observation, turns[1].reply, *turns[2].observation]
+    assert renderer.tokenizer.decode(engine.calls[2][0]) == renderer.text(whole)
+
+
+@pytest.mark.parametrize(("turns", "ends"), [(1, [2, 1, 1, 1]), (2, [3, 1, 1]), (5, [5])])
+def test_each_turn_is_a_row_of_its_own_once_turns_are_left_out(renderer, turns, ends):
+    engine = Scripted(renderer, 2000, answer=CALL)
+    trajectory = played(Work(5), engine, MemoryConfig("recent", turns=turns))
+    assert calls_of(trajectory) == engine.calls
+    rows = samples_of(trajectory, rewards=turn_rewards(trajectory, AlgorithmConfig()))
+    assert [len(row.turn_ends) for row in rows] == ends
+    sampled = [id for _, said in engine.calls for id in said]
+    assert [id for row in rows for id, on in zip(row.ids, row.mask, strict=True) if on] == sampled
+
+
+def test_rows_of_single_turns_share_their_episodes_advantage_and_the_baseline_counts_it_once():
+    said = [tokens([1, 2], [3]), tokens([1, 5], [6, 7]), tokens([1, 8], [9])]
+    turns = [Turn([user("?")], assistant("a"), float(n == 2), tokens=one) for n, one in enumerate(said)]
+    algorithm = AlgorithmConfig(advantage=AdvantageConfig("group", std_level="none"))
+    group = Group("t", [Trajectory("t/0", "e", "t", 0, turns=turns), plain()])
+    samples = [s for t in group.trajectories for s in samples_of(t, rewards=turn_rewards(t, algorithm))]
+    found = with_advantages(AdvantageInputs(algorithm, [group], samples), samples)
+    assert [row.advantages for row in found] == [[0, 0, 0.5], [0, 0, 0.5, 0.5], [0, 0, 0.5], [0, 0, -0.5]]
+
+
 # ---- long episodes
 
 

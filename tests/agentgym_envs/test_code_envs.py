@@ -346,7 +346,7 @@ class TestRealData:
         tasks = agentgym.spec(env_id).tasks(split)
         assert len(tasks) == size
         assert tasks.source.startswith(os.environ["AGENTGYM_DATA"])
-        tasks = sample(tasks, 60)
+        tasks = sample(tasks, 24)
         golds = play_all(env_id, tasks, expert, timeout=60)  # number 123 takes its time
         assert [task.id for task, end in zip(tasks, golds, strict=True) if end[:2] != (1.0, 1)] == []
         ends = play_all(env_id, tasks, chance, max_turns=1) + play_all(env_id, tasks, null, max_turns=1)

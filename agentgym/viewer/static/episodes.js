@@ -8,7 +8,7 @@
   const MORE = ["end", "cause", "reward_min", "reward_max", "turns_min", "turns_max", "tokens_min", "tokens_max", "tag", "finish", "superseded"];
   const NAMES = ["cell", "outcome", "task_has", "text", ...MORE, "sort", "order"];
   const SORTS = [["stored", "as played"], ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens"], ["seconds", "seconds"], ["task", "task"]];
-  const ENDS = ["terminated", "truncated", "max_turns", "tokens", "context", "time", "error"];
+  const ENDS = ["terminated", "truncated", "max_turns", "tokens", "cost", "context", "time", "agent", "error"];
   // Finish reasons of answers that were cut or withheld.
   const CUT = ["length", "content_filter", "context"];
   const places = new Map();

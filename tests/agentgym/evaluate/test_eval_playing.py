@@ -19,12 +19,17 @@ from agentgym.evaluate.store import read_cell, read_run
 EXAMPLES = Path(__file__).parents[3] / "examples/agents"
 
 
+class ForTwo(Parity):
+    players = ("one", "other")
+
+
 @pytest.fixture(autouse=True)
 def registered(tmp_path, monkeypatch):
     monkeypatch.setattr(registration, "registry", dict(registration.registry))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     register("parity", f"{Parity.__module__}:Parity")
+    register("for_two", f"{__name__}:ForTwo")
 
 
 def answer(body):
@@ -78,7 +83,8 @@ def test_a_command_is_an_agent_too_and_one_that_fails_has_failed_its_episodes(ca
     Path("agent.py").write_text("import sys\nsys.exit('no')\n")
     with serving(answer) as url:
         code, results = evaluated(
-            capsys, "--agent", f"command:{sys.executable} agent.py", "--model", "double", "--base-url", url
+            *(capsys, "--agent", f"command:{sys.executable} agent.py", "--model", "double", "--base-url", url),
+            *("--token-limit", "1000"),
         )
     assert code == 0
     (cell,) = results["cells"]
@@ -139,6 +145,9 @@ def test_what_cannot_play_is_refused(capsys):
             capsys, "--agent", "openai_sdk:play", "--model", "double", "--base-url", url, "--system", "be good"
         )
         assert (code, "has no 'system'" in told) == (2, True)
+    given = ["--agent", "openai_sdk:play", "--model", "double", "--base-url", "http://127.0.0.1:9/v1", "--no-probe"]
+    assert main(["eval", "for_two", *given]) == 2
+    assert "plays alone, and ForTwo has several players" in capsys.readouterr().err
     Path("suite.yaml").write_text("agents: [{agent: 'openai_sdk:play'}]\nenvs: [parity]\n")
     assert main(["eval", "suite.yaml"]) == 2
     assert "it needs the model that it asks" in capsys.readouterr().err

@@ -137,6 +137,14 @@ async def asks_forever(episode):
             await ask(client, episode, episode.messages)
 
 
+async def grows(episode):
+    async with asking(episode) as client:
+        await episode.step(call_of())
+        messages = list(episode.messages)
+        while True:
+            messages += [await ask(client, episode, messages), user("more " * 10)]
+
+
 async def hangs(episode):
     async with asking(episode) as client:
         await ask(client, episode, episode.messages)

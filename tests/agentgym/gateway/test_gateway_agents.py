@@ -121,6 +121,12 @@ def test_limits_are_those_of_the_agent_s_calls_and_what_they_cut_off_is_incomple
         assert [turn.unusable for turn in kept.turns] == [None] * 3
 
 
+def test_an_agent_that_fills_the_model_s_context_is_judged_and_complete(tmp_path):
+    trajectory = played("agent_cases:grows", tmp_path, model=ToyModel(context=400))
+    assert (trajectory.end, trajectory.reward, trajectory.agent_failure) == ("context", 0.5, None)
+    assert {turn.unusable for turn in trajectory.turns} == {None}
+
+
 def test_an_agent_that_takes_too_long_is_stopped(tmp_path):
     trajectory = played("agent_cases:hangs", tmp_path, limits=Limits(episode_timeout=1.0))
     assert (trajectory.end, trajectory.reward) == ("time", 0.5)

@@ -100,9 +100,6 @@ class ToyModel:
     async def count(self, call):
         return len(self.prompt(call))
 
-    def forget(self, episode):
-        pass
-
 
 class Sampler:
     """Draws one answer: `run` yields what may be told, and the ids are there in the end."""
