@@ -192,9 +192,9 @@ def test_a_player_that_an_agent_plays_has_no_tokens_and_is_not_trained(tmp_path)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["env.agents.Y=expert"], "env.agents.Y: tic_tac_toe_self has no such player, only X, O"),
-        (["env.agents.O=nowhere.at_all:f"], "env.agents.O=nowhere.at_all:f: "),
-        (["env.agents.O=model@nowhere"], "env.agents.O=model@nowhere: "),
+        (["env.players.Y=expert"], "env.players.Y: tic_tac_toe_self has no such player, only X, O"),
+        (["env.players.O=nowhere.at_all:f"], "env.players.O=nowhere.at_all:f: "),
+        (["env.players.O=model@nowhere"], "env.players.O=model@nowhere: "),
     ],
 )
 def test_agents_and_players_that_are_none_are_refused(words, told):
