@@ -22,7 +22,7 @@ from agent_train.config.schema import MODES, Config, ConfigError, default_config
 from agentgym.core.registration import UnknownEnvError, registry, spec
 
 GROUPS = ("env", "model", "engine", "algorithm")
-FREE_KEYS = ("env.kwargs.", "env.agents.", "algorithm.loss_settings.", "pools.weights.")
+FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 KINDS |= {list[str]: "a list, as in [A,B]", list[int]: "a list, as in [12,20]"}
 

@@ -72,8 +72,8 @@ class EnvConfig:
     workers: int = setting(0, "of its servers; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray")
     cpus: float = setting(1.0, "of each of them")
     rollout: str = setting("episode", "plays one episode", extensions="rollouts")
-    agents: dict[str, str] = setting(
-        {}, "[players](algorithms.md#players) that do not learn, and who plays them: `env.agents.O=expert`"
+    players: dict[str, str] = setting(
+        {}, "[players](algorithms.md#players) that do not learn, and who plays them: `env.players.O=expert`"
     )
 
 
@@ -295,7 +295,7 @@ class AlgorithmConfig:
         choices="recomputed interpolated behaviour",
     )
     entropy_coef: float = setting(0.0, "bonus for entropy", bounds=REAL)
-    players: str = setting(
+    credit: str = setting(
         "own",
         "what each [player](algorithms.md#players) earns: own, the team's, or the difference that it made",
         choices="own team difference",

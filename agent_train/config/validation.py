@@ -285,13 +285,13 @@ def _wrong_env(config: Config) -> Iterator[str]:
     close_unused(env)
     if players and config.agent.run is not None:
         yield f"agent.run={config.agent.run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
-    for player, agent in config.env.agents.items():
+    for player, agent in config.env.players.items():
         if players is not None and player not in players:
-            yield f"env.agents.{player}: {config.env.id} has no such player, only {', '.join(players)}"
+            yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
         try:
             maker_of(agent)
         except ValueError as error:
-            yield f"env.agents.{player}={agent}: {first_line(error)}"
+            yield f"env.players.{player}={agent}: {first_line(error)}"
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"

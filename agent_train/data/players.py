@@ -14,7 +14,7 @@ WITHOUT = "without"
 
 
 def apart(groups: Sequence[Group], credit: str = "own") -> list[Group]:
-    """The groups, those with players as one for each player. `credit` is `algorithm.players`."""
+    """The groups, those with players as one for each player. `credit` is `algorithm.credit`."""
     found = []
     for group in groups:
         players = dict.fromkeys(turn.player for t in group.trajectories for turn in t.turns if turn.player is not None)

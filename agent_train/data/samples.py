@@ -52,12 +52,14 @@ def samples_of(
 ) -> list[TrainingSample]:
     """Split a trajectory into samples by the prefix rule.
 
-    A turn extends the sample whose ids are the longest beginning of its prompt, token for token; a turn that extends none begins
-    one. So a conversation is one sample, and of branches each repeats their common beginning, which is not trained there. A
-    summary is such a turn, and the turn after it begins a sample. What is unusable of a turn is read and not trained. `rewards` are
-    those of each turn with tokens that are trained; other turns add nothing. Raises ValueError for tokens that do not fit together,
-    or too few or many rewards.
+    A turn extends the last sample while its prompt begins with all of the sample's ids, token for token; otherwise it begins the
+    next sample. A summary is such a turn, and the turn after it begins a sample. The calls of an agent that plays by itself are a
+    tree: a call extends the sample whose ids are the longest beginning of its prompt, and of branches each repeats their common
+    beginning, which is not trained there. What is unusable of a turn is read and not trained. `rewards` are those of each turn
+    with tokens that are trained; other turns add nothing. Raises ValueError for tokens that do not fit together, or too few or
+    many rewards.
     """
+    is_tree = "agent" in trajectory.metadata
     found: list[TrainingSample] = []
     left = iter(rewards or [])
     for number, turn in enumerate(trajectory.calls()):
@@ -65,7 +67,8 @@ def samples_of(
         if tokens is None or not tokens.completion_ids:
             continue
         _check(tokens, f"trajectory {trajectory.id}, turn {number}")
-        fitting = [sample for sample in found if tokens.prompt_ids[: len(sample.ids)] == sample.ids]
+        open_ends = found if is_tree else found[-1:]  # advantages of turns need their order
+        fitting = [sample for sample in open_ends if tokens.prompt_ids[: len(sample.ids)] == sample.ids]
         if not fitting:
             empty = TrainingSample([], [], [], f"{trajectory.id}#{len(found)}", trajectory=trajectory.id)
             begun = replace(empty, group=trajectory.task_id, temperature=temperature, in_loss=in_loss)

@@ -208,8 +208,8 @@ async def train_on(
     """
     groups, wanted, oldest = rollout.groups, config.trainer.groups_per_step, _oldest(config, rollout, progress.step + 1)
     kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
-    kept = apart(kept, config.algorithm.players)
-    greedy = apart([Group(t.task_id, [t]) for t in rollout.greedy], config.algorithm.players)
+    kept = apart(kept, config.algorithm.credit)
+    greedy = apart([Group(t.task_id, [t]) for t in rollout.greedy], config.algorithm.credit)
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
@@ -431,7 +431,7 @@ def sampler_of(
         memory=config.memory,
         agents=agents,
         judge=None if config.judge.url is None else GroupJudge(config.judge, config.trainer.seed),
-        others={player: maker_of(agent) for player, agent in config.env.agents.items()},
+        others={player: maker_of(agent) for player, agent in config.env.players.items()},
     )
 
 

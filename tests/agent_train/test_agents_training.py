@@ -47,7 +47,7 @@ def tree():
         turn([1, 2, 3, 4, 7], [7]),
         turn([1, 2, 3, 4, 5, 6, 1], [2], 4.0),
     ]
-    return Trajectory("t/0", "env", "t", turns=turns)
+    return Trajectory("t/0", "env", "t", turns=turns, metadata={"agent": {}})
 
 
 def test_calls_of_a_tree_become_rows_by_the_longest_beginning_and_each_token_is_trained_once():
