@@ -30,9 +30,10 @@ class PlayersEnv(Env):
         return super()._begun()
 
     def tell(self, text: str, *players: str) -> None:
-        """Show a text to players, or to all if none is named, before they act next."""
+        """Show a text to players, or to all if none is named, before they act next. What UTF-8 cannot write is shown as "?"."""
+        readable = text.encode("utf-8", "replace").decode("utf-8")  # the words of a player are any text
         for player in players or self.players:
-            self._told[player].append(text)
+            self._told[player].append(readable)
 
     def opening(self, turn_of: str, **info: Any) -> Opening:
         """End `reset`: what the first player to act is shown."""
