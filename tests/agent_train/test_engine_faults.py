@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_clock import with_fake_clock
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm_double import Sender, engine_of_doubles
 
@@ -324,7 +324,8 @@ class Run:
 
     async def train(self, version):
         taken = {}
-        await self.sender.send(self.engine, version)
+        async with self.context.weights:
+            await self.sender.send(self.engine, version)
         while version < self.steps:
             taken[version] = await self.rollouts.take(version)
             async with self.context.weights:
@@ -344,6 +345,7 @@ events = st.lists(st.tuples(seconds, st.integers(0, 1), st.sampled_from(["kill",
 
 
 @settings(deadline=None, max_examples=50)
+@example(0, 1, 0.0, 0, [(0.0, 0, "stop"), (0.0, 1, "kill"), (32.0, 1, "kill")], 0)
 @given(st.integers(0, 3), st.integers(1, 6), st.floats(0.0, 200.0), st.integers(0, 6), events, st.integers(0, 99))
 def test_no_token_is_staler_than_the_bound_or_of_other_weights_than_it_says_whenever_servers_die_and_return(
     staleness, steps, learning, resumed, events, seed
