@@ -103,7 +103,7 @@ def test_killed_while_nothing_answers(tmp_path) -> None:
 
 @pytest.mark.vllm
 def test_killed_while_the_tiny_policy_plays(tmp_path, tiny_server, uncut) -> None:
-    kills = KILLS if uncut else 5
+    kills = KILLS if uncut else 3
     check_killed_and_undisturbed(tmp_path, 2, 3, kills, *tiny_server, *GREEDY, "4", "--max-tokens", "24")
 
 

@@ -191,7 +191,7 @@ class TestRealData:
         if data == "svamp":
             tasks += list(env.default_tasks("train", data))
         assert len(tasks) == size
-        tasks = sample(tasks, 60)
+        tasks = sample(tasks, 25)
         ends = play_all("gsm8k_python", tasks, lambda env: env.expert_action(), data=data)
         assert [end.task_id for end in ends if end.reward != 1.0] == []
         assert {len(end.turns) for end in ends} <= {1, 2}

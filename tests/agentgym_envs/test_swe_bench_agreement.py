@@ -11,24 +11,21 @@ from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import recipe_of
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "swe_agreement.py"
-OFTEN = {
-    "django__django-10914": "bubblewrap",
+OFTEN = {"django__django-10914": "bubblewrap", "pallets__flask-4992": "docker"}
+# Where all is tested: of each other recipe one, with few tests.
+SELDOM = {
     "django__django-10924": "docker",
-    "pallets__flask-4992": "bubblewrap",
+    "django__django-13447": "bubblewrap",
+    "django__django-16527": "bubblewrap",
     "pallets__flask-5063": "docker",
     "pytest-dev__pytest-7220": "bubblewrap",
+    "pytest-dev__pytest-9359": "bubblewrap",
     "sympy__sympy-12481": "bubblewrap",
+    "sympy__sympy-24152": "bubblewrap",
+    "sphinx-doc__sphinx-7975": "bubblewrap",
+    "sphinx-doc__sphinx-11445": "bubblewrap",
+    "mwaskom__seaborn-3010": "bubblewrap",
 }
-# Where all is tested: of each other recipe one, with few tests.
-SELDOM = (
-    "django__django-13447",
-    "django__django-16527",
-    "pytest-dev__pytest-9359",
-    "sympy__sympy-24152",
-    "sphinx-doc__sphinx-7975",
-    "sphinx-doc__sphinx-11445",
-    "mwaskom__seaborn-3010",
-)
 pytestmark = [pytest.mark.data, pytest.mark.timeout(900)]
 
 
@@ -60,7 +57,7 @@ def test_each_recipe_has_an_instance_here(instances):
 
 
 @pytest.mark.sandbox
-@pytest.mark.parametrize(("id", "backend"), [*OFTEN.items(), *((id, "bubblewrap") for id in SELDOM)])
+@pytest.mark.parametrize(("id", "backend"), (OFTEN | SELDOM).items())
 def test_all_grades_are_right_and_those_of_swe_bench(agreement, id, backend, uncut, monkeypatch):
     if id not in OFTEN and not uncut:
         pytest.skip("AGENTGYM_TEST_ALL is not set")

@@ -86,9 +86,11 @@ def test_there_are_many_hacks_and_each_says_what_it_does(instances):
 
 
 @pytest.mark.timeout(1800)
-def test_every_hack_earns_nothing_and_gold_one(files):
-    played = audited(files[FLASK])
-    assert len(played) > 50
+def test_every_hack_earns_nothing_and_gold_one(files, instances, sample):
+    hacks = sorted({hack.name for hack in hacks_of(instances[FLASK])} - set(FOUND_BY_FAILING_TESTS))
+    chosen = (*FOUND_BY_FAILING_TESTS, *sample(hacks, 20))
+    played = audited(files[FLASK], chosen)
+    assert len(played) == len(chosen)
     doubts = {each.hack: each.told.get("doubt", "") for each in played}
     assert all(doubts[hack].endswith(doubt) for hack, doubt in FOUND_BY_FAILING_TESTS.items()), doubts
 
