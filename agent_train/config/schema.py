@@ -182,7 +182,7 @@ AGENT = "agent.run"
 class AgentConfig:
     run: str | None = setting(
         None,
-        "[plays the episodes](gateway.md#training-an-agent): `command:WORDS` or `package.module:function`; the same as `agent=`",
+        "[plays the episodes](gateway.md#training-an-agent): `command:WORDS`, `package.module:function` or [a name](gateway.md#agents-of-other-projects); the same as `agent=`",
         needs="mode=rl",
     )
     settings: str = setting(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.agents.episode import AgentEpisode, BlockingEpisode
+from agentgym.agents.named import NAMES, command_of
 from agentgym.agents.target import find, words_of
 from agentgym.core.agent_failure import AGENT_FAILED
 from agentgym.core.executor import EnvExecutor
@@ -44,7 +45,9 @@ class Agent(Protocol):
 
 
 def agent_of(text: str) -> Agent:
-    """The agent that `command:WORDS` or `package.module:function` names. Raises ValueError if it cannot play."""
+    """The agent of `command:WORDS`, `package.module:function` or a name of `named.NAMES`. Raises ValueError if it cannot play."""
+    if text in NAMES:
+        return Command(shlex.join(command_of(text)))
     return Command(text.removeprefix(COMMAND)) if text.startswith(COMMAND) else Function(text)
 
 
@@ -114,8 +117,8 @@ class Function:
 
 
 def plays_episodes(target: str) -> bool:
-    """True for a command, and a function whose only parameter is called "episode"; other functions answer turn by turn."""
-    if target.startswith(COMMAND):
+    """True for a command, a name, and a function whose only parameter is called "episode"; other functions answer turn by turn."""
+    if target.startswith(COMMAND) or target in NAMES:
         return True
     found, _ = find(target)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentgym.agents.named import NAMES
 from agentgym.core.tracebacks import place_of
 
 
@@ -26,7 +27,8 @@ def _module(target: str) -> ModuleType:
     if name.endswith(".py"):
         raise ValueError(f"agent {target!r}: write {name[:-3].replace('/', '.')}:{rest or 'run'} for a file {name}")
     if not (colon and rest and all(part.isidentifier() for part in f"{name}.{rest}".split("."))):
-        raise ValueError(f"agent {target!r}: write package.module:name")
+        named = "" if colon else f", or one of {', '.join(NAMES)}"
+        raise ValueError(f"agent {target!r}: write package.module:name{named}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

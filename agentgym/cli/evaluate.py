@@ -13,11 +13,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.named import NAMES
 from agentgym.cli.shared import ENVS, add_kwargs, find_modules, print_json, print_table, spec_of
 from agentgym.core.usage_error import UsageError, usage_errors
 
@@ -106,8 +107,11 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
     add("--base-url", action="append", metavar="URL", help=base_url)
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
     add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
-    own = "your own agent: a Python function or class; one that plays by itself asks the --model"
-    add("--agent", action="append", metavar="MODULE:NAME|command:WORDS", help=own)
+    own = (
+        "your own agent: a Python function or class; one that plays by itself asks the --model; "
+        f"or one that is installed at its first use: {', '.join(NAMES)}"
+    )
+    add("--agent", action="append", metavar="MODULE:NAME|command:WORDS|NAME", help=own)
     add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
     add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
     add("--name", help="name of the agent in the results, if there is only one")
@@ -307,7 +311,7 @@ def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
 
 
 def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namespace) -> int:
-    """Play, first who needs no server, then each model folder while it is served: one at a time, as they share a GPU."""
+    """Play, first who needs no server, then all of a model folder while it is served: one folder at a time, as they share a GPU."""
     from agentgym.evaluate.serving import ServingError
     from agentgym.evaluate.store import StoreError
 
@@ -318,11 +322,11 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
     try:
         if others:
             results = asyncio.run(_play(suite, out, others, begun, args))
-        for agent in served:
+        for folder in dict.fromkeys(agent.settings["serve"] for agent in served):
             if results is not None and results.stopped is not None:
                 break
-            with _served(agent, out, args) as there:
-                results = asyncio.run(_play(suite, out, {agent.name: there}, begun, args))
+            with _served([agent for agent in served if agent.settings["serve"] == folder], out, args) as there:
+                results = asyncio.run(_play(suite, out, there, begun, args))
     except (StoreError, ServingError) as error:
         print(f"agentgym eval: {error}", file=sys.stderr)
         return 1
@@ -337,12 +341,13 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
 
 
 @contextlib.contextmanager
-def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[AgentSpec]:
+def _served(agents: Sequence[AgentSpec], out: Path, args: argparse.Namespace) -> Iterator[dict[str, AgentSpec]]:
+    """The agents of one model folder by their names, while it is served."""
     from agentgym.evaluate.agents import located
     from agentgym.evaluate.serving import serve_model
 
-    folder = agent.settings["serve"]
-    name = re.sub(r"[^\w.-]+", "-", agent.name)
+    folder, named = agents[0].settings["serve"], ", ".join(agent.name for agent in agents)
+    name = re.sub(r"[^\w.-]+", "-", agents[0].name)
     log = out / f"serve-{name}.log"
     told = 0.0
 
@@ -350,11 +355,11 @@ def _served(agent: AgentSpec, out: Path, args: argparse.Namespace) -> Iterator[A
         nonlocal told
         if seconds - told >= _SAY_SECONDS:
             told = seconds
-            _tell(args, f"{agent.name}: starting for {seconds:.0f} s: {line}")
+            _tell(args, f"{named}: starting for {seconds:.0f} s: {line}")
 
-    _tell(args, f"{agent.name}: starting vLLM on {folder}; its log is {log}")
+    _tell(args, f"{named}: starting vLLM on {folder}; its log is {log}")
     with serve_model(folder, log=log, args=_serve_args(args), say=say) as place:
-        yield located(agent, *place)
+        yield {agent.name: located(agent, *place) for agent in agents}
 
 
 def _serve_args(args: argparse.Namespace) -> list[str]:

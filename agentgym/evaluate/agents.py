@@ -127,7 +127,7 @@ def playing(
     timeout: float | None = None,
     retries: int | None = None,
 ) -> AgentSpec:
-    """An agent that plays by itself, `command:WORDS` or `package.module:function`, in front of a model; see `chat` for the others.
+    """An agent that plays by itself, `command:WORDS`, `package.module:function` or a name, in front of a model; see `chat` for the others.
 
     The model's settings are of calls that do not have their own. Its policies are those of a spec that is `behind` a gateway.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core.messages import Message
@@ -29,13 +30,24 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
     given = body.get("input") or []
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-    call = call_of(body, _APART, [*system, *_before(body, episode), *_messages(items, episode)])
+    asked = {**body, "tools": [tool for tool, _ in _tools(body)]}
+    call = call_of(asked, _APART, [*system, *_before(body, episode), *_messages(items, episode)])
     if effort := (body.get("reasoning") or {}).get("effort"):
         call.settings["reasoning_effort"] = effort
     form = dict((body.get("text") or {}).get("format") or {"type": "text"})
     if (kind := form.pop("type")) != "text":
         call.settings["response_format"] = {"type": kind, **({kind: form} if form else {})}
     return [call]
+
+
+def _tools(body: Body) -> Iterator[tuple[Body, tuple[str, str]]]:
+    """The tools as the model sees them, with the names of the client's: in a namespace, and of the tool there."""
+    for tool in body.get("tools") or ():
+        if tool["type"] != "namespace":
+            yield tool, ("", tool.get("name", ""))
+            continue
+        for inner in tool["tools"]:
+            yield {**inner, "name": f"{tool['name']}__{inner['name']}"}, (tool["name"], inner["name"])
 
 
 def _before(body: Body, episode: Episode) -> list[Message]:
@@ -68,7 +80,8 @@ def _messages(items: Any, episode: Episode) -> list[Message]:
                 messages.append({"role": "assistant", "content": ""})
             custom = kind == "custom_tool_call"
             said = episode.arguments_of(item["call_id"], {CUSTOM: item["input"]}) if custom else item["arguments"]
-            messages[-1].setdefault("tool_calls", []).append(tool_call(item["call_id"], item["name"], said))
+            name = "__".join(filter(None, (item.get("namespace"), item["name"])))
+            messages[-1].setdefault("tool_calls", []).append(tool_call(item["call_id"], name, said))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             answer = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
             messages.append(plain_message(answer, where))
@@ -129,8 +142,12 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 def _called(body: Body, exchange: Exchange, place: int, call: Body) -> dict[str, Any]:
     name, said = call["function"]["name"], call["function"]["arguments"]
-    item = {"id": f"fc_{exchange.id}_{place}", "call_id": call["id"], "name": name, "status": "completed"}
-    if not any(tool["type"] == "custom" and tool["name"] == name for tool in body.get("tools") or ()):
+    kinds = {tool["name"]: (tool["type"], of) for tool, of in _tools(body) if "name" in tool}
+    kind, (space, bare) = kinds.get(name, ("function", ("", name)))
+    item = {"id": f"fc_{exchange.id}_{place}", "call_id": call["id"], "name": bare, "status": "completed"}
+    if space:
+        item["namespace"] = space
+    if kind != "custom":
         return {**item, "type": "function_call", "arguments": said}
     try:
         return {**item, "type": "custom_tool_call", "input": str(json.loads(said)[CUSTOM])}

@@ -74,7 +74,14 @@ def model_folder(
     return folder
 
 
-@pytest.mark.parametrize("env", [env for env in choices("env") if env != "remote"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(env, marks=pytest.mark.data) if env.startswith("swe_bench") else env
+        for env in choices("env")
+        if env != "remote"
+    ],
+)
 def test_every_shipped_environment_can_be_run(env, tmp_path):
     validate(compose([f"+env={env}", "engine=embedded", "learner.workers=1", f"trainer.runs_dir={tmp_path}"]))
     assert list(tmp_path.iterdir()) == [], "looking must leave nothing behind"

@@ -258,6 +258,27 @@ def test_a_custom_tool_gets_its_input_and_the_conversation_goes_on(tmp_path):
     run(go())
 
 
+def test_tools_in_a_namespace_are_called_by_both_names_and_the_conversation_goes_on(tmp_path):
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            count = {"type": "function", "name": "count", "parameters": {"type": "object", "properties": {}}}
+            tools = [{"type": "namespace", "name": "mcp__env", "description": "of an env", "tools": [count]}]
+            for turn in range(20):
+                items = [{"role": "user", "content": f"hello {turn}"}]
+                answer = await agent.openai.responses.create(model="toy", input=items, tools=tools)
+                called = [item for item in answer.output if item.type == "function_call"]
+                if called:
+                    break
+            assert (called[0].namespace, called[0].name) == ("mcp__env", "count")
+            items += [item.model_dump(exclude_none=True) for item in answer.output]
+            items.append({"type": "function_call_output", "call_id": called[0].call_id, "output": "done"})
+            await agent.openai.responses.create(model="toy", input=items, tools=tools)
+            assert agent.calls[-1].parent is agent.calls[-2]
+            assert not agent.episode.changed
+
+    run(go())
+
+
 # ---- errors and models
 
 

@@ -42,10 +42,10 @@ class ToyModel:
 
     honours = ("top_p", "temperature", "tool_choice")
 
-    def __init__(self, keeps_thoughts=True, pause=0.0, context=20_000, model="toy"):
+    def __init__(self, keeps_thoughts=True, pause=0.0, context=20_000, model="toy", sampler=None):
         self.models = [model]
         self.keeps_thoughts, self.pause, self.context = keeps_thoughts, pause, context
-        self.version = 0
+        self.sampler, self.version = sampler or Sampler, 0
         self.log = []  # (episode, prompt ids, sampled ids) of all that was sampled
 
     # ---- the template
@@ -83,7 +83,7 @@ class ToyModel:
         prompt = self.prompt(call)
         if len(prompt) + 1 > self.context:
             raise Refused(400, "the prompt is too long", "context_length_exceeded")
-        sampler = Sampler(prompt, call.used, self.context - len(prompt))
+        sampler = self.sampler(prompt, call.used, self.context - len(prompt))
         version = self.version
         for kind, text in sampler.run(tools=call.tools):
             if self.pause:

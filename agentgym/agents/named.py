@@ -1,0 +1,67 @@
+"""Agents of other projects by name, each in a virtual environment of its own with all versions pinned, made at its first use.
+
+`packaged/` has the files of each, under its name: a program that starts it, its packages of PyPI, and those of npm, if any.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("packaged")
+NAMES = tuple(sorted(file.stem.replace("_", "-") for file in FOLDER.glob("*.txt")))
+INSTALL_SECONDS = 1800.0
+
+log = logging.getLogger(__name__)
+
+
+def command_of(name: str) -> list[str]:
+    """The words that start an agent, which is installed where it is not yet. Raises ValueError if it cannot be."""
+    # With -P, since the program's folder would hide the package of its name.
+    return [str(_environment(name) / "bin" / "python"), "-P", str(_file(name, "py"))]
+
+
+def _file(name: str, kind: str) -> Path:
+    return FOLDER / f"{name.replace('-', '_')}.{kind}"
+
+
+def _environment(name: str) -> Path:
+    """The folder of the agent's virtual environment. Of two processes that want it, the second waits for the first."""
+    pins = [file for kind in ("txt", "npm") if (file := _file(name, kind)).exists()]
+    version = hashlib.sha256(b"".join(file.read_bytes() for file in pins) + sys.version.encode()).hexdigest()[:12]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentgym" / "agents"
+    folder = base / f"{name}-{version}"
+    done = folder / "installed"
+    if done.exists():
+        return folder
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                log.warning("installing the agent %s into %s: about a minute, once", name, folder)
+                _install(folder, name)
+                done.touch()
+    except OSError as error:
+        raise ValueError(f"agent {name!r} cannot be installed: {error}; XDG_CACHE_HOME names another place") from error
+    except subprocess.SubprocessError as error:
+        told = str(getattr(error, "stderr", "") or error).strip()[-1000:]
+        raise ValueError(f"agent {name!r} cannot be installed into {folder}: {told}") from error
+    return folder
+
+
+def _install(folder: Path, name: str) -> None:
+    venv.create(folder, clear=True, with_pip=True)
+    pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--requirement"]
+    commands = [[f"{folder}/bin/python", *pip, str(_file(name, "txt"))]]
+    if (npm := _file(name, "npm")).exists():
+        options = ["--silent", "--no-fund", "--no-audit", "--prefix", str(folder)]
+        commands.append([f"{folder}/bin/npm", "install", *options, *npm.read_text().split()])
+    for command in commands:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
