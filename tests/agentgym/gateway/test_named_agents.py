@@ -43,10 +43,10 @@ class Calls(Sampler):
 
 
 class Commands(Sampler):
-    """Samples a command in mini-swe-agent's form, and at some time submits."""
+    """Samples a command in mini-swe-agent's form."""
 
     def run(self, tools):
-        command = self.random.choice(["ls", "pwd", "echo COMPLETE"])
+        command = self.random.choice(["ls", "pwd", "ls /"])
         self.content = f"I look.\n```mswea_bash_command\n{command}\n```"
         self.spell(self.content)
         self.draw([END])
