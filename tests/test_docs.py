@@ -4,10 +4,12 @@ import dataclasses
 import pkgutil
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from docs_pages import PAGES, ROOT
+from packaging.requirements import Requirement
 
 from agent_train.config.table import with_table
 from agent_train.learner.measures import UpdateMetrics
@@ -114,6 +116,16 @@ def resolves(name):
     except (ImportError, AttributeError):
         return False
     return True
+
+
+def test_each_dependency_says_what_it_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        name: packages for name, packages in project["optional-dependencies"].items() if name not in ("dev", "envs")
+    }
+    wanted = {Requirement(one).name for packages in (project["dependencies"], *extras.values()) for one in packages}
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| (?:`\w+` \| )?`([\w-]+)` \|", page, re.MULTILINE)) == wanted
 
 
 def test_nobody_is_told_to_install_the_other_project_that_the_index_calls_agentgym():

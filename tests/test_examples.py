@@ -37,6 +37,7 @@ def test_every_example_has_a_test_here():
         "rewards",
         "other_packages",
         "remote_env",
+        "grpo",
     }
 
 
@@ -100,6 +101,18 @@ def test_train(tmp_path):
     folder = tmp_path / "runs" / "example"
     assert (folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip() / "config.json").is_file()
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_grpo(tmp_path):
+    """That it learns is in its first lines: a run of minutes."""
+    lines = run("grpo", "--steps", "2", "--expert-episodes", "16", "--eval-episodes", "4", cwd=tmp_path).splitlines()
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        *("held-out success after step 0", "step 1", "step 2"),
+        "held-out success after step 2",
+    ]
+    # Before the first update the ratios are 1, and the loss is minus the mean advantage of a token.
+    assert abs(float(lines[2].split()[-1])) < 1
 
 
 def test_train_refuses_a_wrong_setting(tmp_path):
