@@ -52,7 +52,9 @@ def _environment(name: str) -> Path:
         raise ValueError(f"agent {name!r} cannot be installed: {error}; XDG_CACHE_HOME names another place") from error
     except subprocess.SubprocessError as error:
         told = str(getattr(error, "stderr", "") or error).strip()[-1000:]
-        raise ValueError(f"agent {name!r} cannot be installed into {folder}: {told}") from error
+        raise ValueError(
+            f"agent {name!r} cannot be installed into {folder}; is the package index within reach? {told}"
+        ) from error
     return folder
 
 
