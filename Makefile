@@ -36,8 +36,9 @@ pictures: setup
 	AGENTGYM_NEED_BROWSER=1 AGENTGYM_PICTURES=docs/pictures $(BIN)/python -m pytest --timeout 3000 \
 	  tests/agentgym/viewer/test_viewer_page_pictures.py $(ARGS)
 
+# Not --quiet: what is not told does not fail a strict build.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 	@echo "make: open site/index.html, or see your changes at once: $(BIN)/mkdocs serve"
 
 lint: setup

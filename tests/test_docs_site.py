@@ -2,8 +2,8 @@
 
 import ast
 import json
-import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -22,11 +22,14 @@ LOADED = {"img": "src", "link": "href", "script": "src", "iframe": "src", "sourc
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=200, check=False)
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def build(root, folder):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200, check=False)
 
 
 class Tags(HTMLParser):
@@ -67,6 +70,18 @@ def test_what_pages_link_to_and_load_is_in_the_site(site):
             url = urlsplit(attrs.get(LOADED.get(tag, "href")) or "")
             if not url.scheme and url.path:
                 assert (page.parent / unquote(url.path)).is_file(), f"{page}: {url.path}"
+
+
+def test_links_to_no_page_and_to_no_heading_fail_the_build(tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(ROOT / "docs", root / "docs")
+    for name in ("mkdocs.yml", "scripts", "agentgym_envs", "benchmarks", *(path.name for path in ROOT.glob("*.md"))):
+        (root / name).symlink_to(ROOT / name)
+    (root / "docs" / "api.md").write_text("# API\n\n[no page](nowhere.md) [no heading](training.md#nowhere)\n")
+    done = build(root, tmp_path / "site")
+    assert done.returncode == 1
+    assert "'nowhere.md'" in done.stderr
+    assert "'training.md#nowhere'" in done.stderr
 
 
 def test_search_knows_every_page(site):
