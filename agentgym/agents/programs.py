@@ -30,6 +30,7 @@ COMMAND = "command:"
 PORT = 8100  # of the gateway in a sandbox, where nothing else has one
 INSIDE = f"http://127.0.0.1:{PORT}"
 MOST_SECONDS = 24 * 3600.0  # of a command in a sandbox, as of an episode's key; limits of an episode come before
+PATIENCE_SECONDS = 600.0  # for a sandbox while others have all the room
 LONGEST_ANSWER, LONGEST_TAIL = (
     1 << 20,
     2000,
@@ -106,9 +107,13 @@ class BoxedCommand:
         self.words, self.sandbox = _words(line), sandbox
         self.spec = SandboxSpec(image, memory=1 << 30, pids=256, disk=128 << 20, output=LONGEST_ANSWER)
         try:
-            choose(sandbox, image)
+            chosen = choose(sandbox, image).name
         except SandboxError as error:
             raise ValueError(f"agent command:{line}: {error}") from error
+        if "://" in chosen:
+            raise ValueError(
+                f"agent command:{line}: sandboxes at {chosen} do not reach the gateway: take one of this machine"
+            )
 
     async def run(self, episode: AgentEpisode) -> Left:
         lane = EnvExecutor(f"agentgym agent in {self.spec.image}")
@@ -116,7 +121,7 @@ class BoxedCommand:
         inside = replace(episode, base_url=f"{INSIDE}/v1", mcp_url=f"{INSIDE}/mcp")
         words = [_filled(word, inside, WORKSPACE) for word in self.words]
         try:
-            box = await lane.call(acquire, spec, self.sandbox, patience=MOST_SECONDS, first=True)
+            box = await lane.call(acquire, spec, self.sandbox, patience=PATIENCE_SECONDS, first=True)
             try:
                 return await lane.call(_boxed, box, words, inside)
             except asyncio.CancelledError:

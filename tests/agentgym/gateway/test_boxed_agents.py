@@ -3,16 +3,19 @@
 import json
 import os
 import socket
-import threading
-import time
+from dataclasses import replace
 
 import pytest
-from agent_cases import TASK, Counting, Talking, gateway_of, played
+from agent_cases import Talking, played
 from test_gateway_agents import exact, said
 from toy_model import ToyModel
 
 from agentgym.agents.programs import agent_of
 from agentgym.rollout.episode import Limits
+from agentgym.sandbox import SandboxError, SandboxSpec
+from agentgym.sandbox.backends.remote import open_remote
+from agentgym.sandbox.backends.select import Choice
+from agentgym.sandbox.served import Most, ServedSandbox
 
 # What an agent needs of an SDK, in the standard library.
 ASK = """
@@ -36,16 +39,18 @@ def tool(name, **arguments):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        pytest.param("docker", marks=pytest.mark.docker),
-    ],
+    params=[pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), pytest.param("docker", marks=pytest.mark.docker)],
 )
-def boxed(request):
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def boxed(backend):
     """Plays a program of Python in a sandbox; `words` follow it."""
 
     def play(program, folder, words=(), **options):
-        agent = agent_of("command:python3 -c PROGRAM", "python", request.param)
+        agent = agent_of("command:python3 -c PROGRAM", "python", backend)
         agent.words[2:] = [ASK + program, *words]
         return played(agent, folder, local=True, **options)
 
@@ -104,7 +109,7 @@ def test_nothing_but_its_own_episode_is_within_its_reach(boxed, tmp_path, monkey
         probe.connect(("192.0.2.1", 9))  # sends nothing
         here, port = probe.getsockname()[0], service.getsockname()[1]
         program = (
-            "import socket\n"
+            "import re, socket\n"
             "found = []\n"
             "for host, port in json.loads(sys.argv[1]):\n"
             "    try:\n"
@@ -114,6 +119,10 @@ def test_nothing_but_its_own_episode_is_within_its_reach(boxed, tmp_path, monkey
             "        pass\n"
             "found += [path for path in json.loads(sys.argv[2]) if os.path.exists(path)]\n"
             "found += [name for name in os.environ if 'SECRET' in name]\n"
+            "for place in os.listdir('/proc'):\n"
+            "    if place.isdigit() and place != '1':\n"
+            "        told = open(f'/proc/{place}/environ').read() + open(f'/proc/{place}/cmdline').read()\n"
+            "        found += set(re.findall('ag-[0-9A-Za-z_-]{20,}', told)) - {os.environ['OPENAI_API_KEY']}\n"
             "for key in sys.argv[3:]:\n"
             "    try:\n"
             "        found.append(ask('hello', key=key))\n"
@@ -139,28 +148,56 @@ def test_a_command_that_fails_has_failed_the_episode(boxed, tmp_path):
 
 def test_one_that_hangs_ends_at_the_time_limit_with_all_that_it_started(boxed, tmp_path):
     program = (
-        "import subprocess\n"
-        "subprocess.Popen([sys.executable, '-c', ASKS], start_new_session=True)\n"
-        "time.sleep(100)\n"
+        "import subprocess\nsubprocess.Popen([sys.executable, '-c', ASKS], start_new_session=True)\ntime.sleep(100)\n"
     )
     asks = ASK + "while True: ask('on and on'); time.sleep(0.05)\n"
     model = ToyModel()
-    trajectory = boxed(f"ASKS = {asks!r}\n{program}", tmp_path, model=model, limits=Limits(episode_timeout=8.0))
+    trajectory = boxed(f"ASKS = {asks!r}\n{program}", tmp_path, model=model, limits=Limits(episode_timeout=5.0))
     assert (trajectory.end, trajectory.reward, trajectory.metadata["agent"]["killed"]) == ("time", 0.0, True)
     assert {turn.unusable for turn in trajectory.turns} == {"incomplete episode"}, "its child has asked"
 
 
 def test_one_that_stays_when_the_episode_is_over_is_stopped_too(boxed, tmp_path, monkeypatch):
     monkeypatch.setattr("agentgym.agents.play.LEAVE_SECONDS", 0.2)
-    trajectory = boxed("while True: tool('count')\n", tmp_path, env=Counting)
+    trajectory = boxed("while True: tool('count')\n", tmp_path)
     assert (trajectory.end, trajectory.reward, trajectory.metadata["agent"]["killed"]) == ("terminated", 1.0, True)
 
 
-def test_a_program_that_the_image_lacks_is_an_error_and_not_the_agent_s(boxed, tmp_path):
-    def lacking(program, folder):
-        agent = agent_of("command:no-such-program now", "python")
-        return played(agent, folder, local=True)
+def test_one_that_kills_all_that_it_sees_has_failed_the_episode(boxed, tmp_path):
+    trajectory = boxed("import signal\nos.kill(-1, signal.SIGKILL)\n", tmp_path)
+    assert (trajectory.agent_failure, trajectory.reward) == ("agent_failed", -1.0)
 
-    trajectory = lacking("", tmp_path)
+
+def test_what_the_image_lacks_and_a_sandbox_that_cannot_start_are_errors_and_not_the_agent_s(backend, tmp_path):
+    agent = agent_of("command:no-such-program now", "python", backend)
+    trajectory = played(agent, tmp_path / "lacking", local=True)
     assert trajectory.failed
     assert "there is no program 'no-such-program' in the image 'python'" in trajectory.error
+    agent.spec = replace(agent.spec, memory=1 << 50)
+    trajectory = played(agent, tmp_path / "large", local=True)
+    assert trajectory.failed
+    assert "there is never room for one" in trajectory.error
+
+
+@pytest.mark.parametrize(
+    ("agent", "image", "why"),
+    [
+        ("command:python3", "no-such-image", "no-such-image"),
+        ("agent_cases:counts", "python", "only a command"),
+        ("command:", "python", "there is no program"),
+    ],
+)
+def test_what_cannot_play_in_a_sandbox_is_refused_before_anything_starts(agent, image, why):
+    with pytest.raises(ValueError, match=why):
+        agent_of(agent, image)
+
+
+def test_sandboxes_on_another_machine_do_not_reach_the_gateway_nor_its_server_s_sockets(monkeypatch):
+    monkeypatch.setattr("agentgym.agents.programs.choose", lambda backend, image: Choice(backend, "it answers"))
+    with pytest.raises(ValueError, match="do not reach the gateway"):
+        agent_of("command:python3", "python", "http://there:8000")
+    with pytest.raises(SandboxError, match="cannot reach the socket"):
+        open_remote("http://there:8000", SandboxSpec(socket="/tmp/gateway"), "run")
+    for socket_ in ("/var/run/docker.sock", ["/"], 0):
+        with pytest.raises(ValueError, match="none of its machine's sockets"):
+            ServedSandbox(None, Most()).spec_of({"socket": socket_}, 60.0)
