@@ -138,9 +138,9 @@ def _boxed(box: Sandbox, words: Sequence[str], episode: AgentEpisode) -> Left:
     if not box.exec(["bash", "-c", 'type -P -- "$0"', words[0]]).ok:
         raise ValueError(f"there is no program {words[0]!r} in the image {box.spec.image!r}")
     relay = ["python3", "-I", "-S", "-c", source("relay"), SOCKET, str(PORT), *words]
-    given = {"stdin": episode.opening, "env": {**_variables(episode), "HOME": "/tmp"}}
+    env = {**_variables(episode), "HOME": "/tmp"}
     try:
-        result = box.exec(relay, timeout=MOST_SECONDS, **given)
+        result = box.exec(relay, stdin=episode.opening, timeout=MOST_SECONDS, env=env)
     except (SandboxError, OSError, ValueError) as error:
         if (cause := cause_of(error)) is None:
             raise
