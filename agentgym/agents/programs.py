@@ -111,11 +111,11 @@ class BoxedCommand:
         except SandboxError as error:
             raise ValueError(f"agent command:{line}: {error}") from error
         if "://" in chosen:
-            raise ValueError(
-                f"agent command:{line}: sandboxes at {chosen} do not reach the gateway: take one of this machine"
-            )
+            raise ValueError(f"agent command:{line}: sandboxes at {chosen} do not reach the gateway; those here do")
 
     async def run(self, episode: AgentEpisode) -> Left:
+        if not episode.socket:
+            raise ValueError("the gateway has no socket for sandboxes: make it with local=True")
         lane = EnvExecutor(f"agentgym agent in {self.spec.image}")
         spec = replace(self.spec, socket=episode.socket)
         inside = replace(episode, base_url=f"{INSIDE}/v1", mcp_url=f"{INSIDE}/mcp")

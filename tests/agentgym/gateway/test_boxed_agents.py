@@ -173,6 +173,9 @@ def test_what_the_image_lacks_and_a_sandbox_that_cannot_start_are_errors_and_not
     trajectory = played(agent, tmp_path / "lacking", local=True)
     assert trajectory.failed
     assert "there is no program 'no-such-program' in the image 'python'" in trajectory.error
+    trajectory = played(agent, tmp_path / "closed")
+    assert trajectory.failed
+    assert "make it with local=True" in trajectory.error
     agent.spec = replace(agent.spec, memory=1 << 50)
     trajectory = played(agent, tmp_path / "large", local=True)
     assert trajectory.failed
