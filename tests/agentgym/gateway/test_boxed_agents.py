@@ -154,7 +154,8 @@ def test_one_that_hangs_ends_at_the_time_limit_with_all_that_it_started(boxed, t
     model = ToyModel()
     trajectory = boxed(f"ASKS = {asks!r}\n{program}", tmp_path, model=model, limits=Limits(episode_timeout=5.0))
     assert (trajectory.end, trajectory.reward, trajectory.metadata["agent"]["killed"]) == ("time", 0.0, True)
-    assert {turn.unusable for turn in trajectory.turns} == {"incomplete episode"}, "its child has asked"
+    lost = {turn.unusable for turn in trajectory.turns} - {"undelivered"}  # the last, if it was under way
+    assert lost == {"incomplete episode"}, "its child has asked"
 
 
 def test_one_that_stays_when_the_episode_is_over_is_stopped_too(boxed, tmp_path, monkeypatch):
