@@ -16,6 +16,7 @@ from agentgym.core.trajectory import read_jsonl
 
 AHEAD = [
     "trainer.staleness=2",
+    "env.kwargs.shaping=1.0",  # rewards on the way: it learns from the first step
     "algorithm.updates_per_step=2",
     "algorithm.proximal=recomputed",
     "algorithm.correction.name=tis",

@@ -17,7 +17,13 @@ from transformers import AutoTokenizer
 
 import agentgym
 
-LORA = ["lora.rank=8", "lora.alpha=16", "lora.targets=[q_proj,v_proj,up_proj,down_proj]", "learner.lr=2e-3"]
+LORA = [
+    "env.kwargs.shaping=1.0",
+    "lora.rank=8",
+    "lora.alpha=16",
+    "lora.targets=[q_proj,v_proj,up_proj,down_proj]",
+    "learner.lr=2e-3",
+]
 
 
 def main(arguments):
