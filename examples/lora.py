@@ -2,7 +2,8 @@
 
 python examples/lora.py [key=value ...]
 
-The learning rate is some ten times that of all weights. A checkpoint is an ordinary PEFT folder that names its base model:
+The learning rate is some ten times that of all weights. The base stays as it is: the tiny one is random, so little is learned here,
+and `model.path=DIR` names one that knows something. A checkpoint is an ordinary PEFT folder that names its base model:
 
 vllm serve BASE --enable-lora --max-lora-rank 8 --lora-modules game=runs/NAME/checkpoints/step-000005
 agent-train model.path=MERGED ...        go on from the merged model

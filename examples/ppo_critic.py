@@ -3,8 +3,8 @@
 python examples/ppo_critic.py [key=value ...]
 
 The critic begins as the policy with a new head, so its first values are noise: let it learn alone for some steps. It is of use once
-`explained` is well above 0 (1 is perfect, and below 0 its mean would be better); until then take GRPO. Unlike GRPO, PPO needs no
-groups: here each task is played once.
+`explained` is well above 0 (1 is perfect, and below 0 the mean return says more), which takes more steps than these. Unlike GRPO,
+PPO needs no groups: here each task is played once.
 """
 
 import sys

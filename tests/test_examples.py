@@ -21,17 +21,16 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 # The arguments of the examples that train, for runs of seconds.
-FEW = ("sft.episodes=32", "trainer.eval_episodes=4")
-LAKE = (*FEW, "env.kwargs.max_turns=4", "trainer.steps=1")
+LAKE = ("sft.episodes=0", "trainer.eval_episodes=4", "env.kwargs.max_turns=4", "trainer.steps=1")
 SHORT = {
-    "register_and_train": (*FEW, "trainer.steps=2"),
+    "register_and_train": ("sft.episodes=32", "trainer.eval_episodes=4", "trainer.steps=2"),
     "ppo_critic": (*LAKE, "trainer.steps=2", "critic.alone_steps=1"),
     "asynchronous": (*LAKE, "trainer.steps=3"),
     "lora": LAKE,
-    "sft_then_rl": ("--episodes", "32", *LAKE, "sft.episodes=0"),
+    "sft_then_rl": ("--episodes", "32", *LAKE),
     "own_advantage": LAKE,
     # On the environment of another example, named by its module: a file of a user's.
-    "judge_reward": ("--model", "my-model", *FEW, "trainer.steps=1", "+env=register_and_train:Larger"),
+    "judge_reward": ("--model", "my-model", *LAKE, "env.kwargs.max_turns=2", "+env=register_and_train:Larger"),
 }
 IN_TURN = """
 import importlib, json, sys
@@ -157,7 +156,7 @@ def trained(in_shared_ray, tmp_path_factory):
             [sys.executable, "-c", IN_TURN, json.dumps(given)],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=900,
             cwd=cwd,
             env={**os.environ, **in_shared_ray},
             check=False,
@@ -176,7 +175,7 @@ def of(name, trained):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1000)
 class TestThoseThatTrain:
     """That they learn is not asked of runs so short, but that each does what it is about."""
 
