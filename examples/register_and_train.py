@@ -2,8 +2,8 @@
 
 python examples/register_and_train.py [key=value ...]
 
-Episodes run in this process, so an id that it has registered is enough. Other processes import the environment: name it by its
-module there, which is in a package of yours or in the current folder. From the command line, and over a Ray cluster:
+Here episodes run in this process, for which a registered id is enough. Other processes, those of `env.placement=ray` and of a later
+`agent-train trainer.resume=...`, import the environment: name it by its module, in a package of yours or in the current folder.
 
 cd examples && agent-train +env=register_and_train:Larger engine=embedded env.placement=ray
 """

@@ -1,6 +1,7 @@
 """Every example runs as it stands, in a process of its own. Those that play by a chat endpoint do so in test_serving.py too.
 
-Those that train go one after another through one process, and their runs join one Ray: imports take most of a short run's time.
+Those that train go one after another through one process, but for one, and their runs join one Ray: imports take most of a short
+run's time.
 """
 
 import json
@@ -20,10 +21,9 @@ from agentgym.core.trajectory import read_jsonl
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-# The arguments of the examples that train, for runs of seconds.
+# The arguments of those that train in one process, for runs of seconds.
 LAKE = ("sft.episodes=0", "trainer.eval_episodes=4", "env.kwargs.max_turns=4", "trainer.steps=1")
 SHORT = {
-    "register_and_train": ("sft.episodes=32", "trainer.eval_episodes=4", "trainer.steps=2"),
     "ppo_critic": (*LAKE, "trainer.steps=2", "critic.alone_steps=1"),
     "asynchronous": (*LAKE, "trainer.steps=3"),
     "lora": LAKE,
@@ -69,6 +69,7 @@ def test_every_example_has_a_test_here():
         "remote_env",
         "grpo",
         "openenv_env",
+        "register_and_train",
         *SHORT,
     }
 
@@ -134,12 +135,16 @@ def test_mcp_tools(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_train(tmp_path):
-    """The run leaves metrics, a report and a checkpoint; that it learns is the acceptance tests' matter."""
-    shorter = ("trainer.steps=2", "sft.episodes=64", "trainer.eval_episodes=8")
-    out = run("train", "trainer.name=example", *shorter, cwd=tmp_path, timeout=240)
-    assert "step 2/2" in out
+def test_register_and_train(tmp_path):
+    """By `train`, as all others that train. That it learns is the acceptance tests' matter."""
+    shorter = ("trainer.name=example", "trainer.steps=2", "sft.episodes=32", "trainer.eval_episodes=4")
+    lines = run("register_and_train", *shorter, cwd=tmp_path, timeout=240).splitlines()
+    assert [line.partition(" reward")[0] for line in lines[-2:]] == ["step 1:", "step 2:"]
     folder = tmp_path / "runs" / "example"
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "train"]
+    assert [(record["episodes"], record["failed"]) for record in records] == [(64, 0)] * 2
+    assert all(record["update"]["tokens"] == record["sampled_tokens"] > 0 for record in records)
+    assert json.loads((folder / "result.json").read_text())["env"] == "example/larger"
     assert (folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip() / "config.json").is_file()
     assert (folder / "report.html").is_file()
 
@@ -178,13 +183,6 @@ def of(name, trained):
 @pytest.mark.timeout(1000)
 class TestThoseThatTrain:
     """That they learn is not asked of runs so short, but that each does what it is about."""
-
-    def test_an_environment_that_the_example_registers_is_trained_on(self, trained):
-        printed, folder, records = of("register_and_train", trained)
-        assert [line.partition(" reward")[0] for line in printed[-2:]] == ["step 1:", "step 2:"]
-        assert [(record["episodes"], record["failed"]) for record in records] == [(64, 0)] * 2
-        assert all(record["update"]["tokens"] == record["sampled_tokens"] > 0 for record in records)
-        assert json.loads((folder / "result.json").read_text())["env"] == "example/larger"
 
     def test_a_critic_learns_alone_at_first_and_then_the_policy_too(self, trained):
         printed, _, records = of("ppo_critic", trained)
