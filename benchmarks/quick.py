@@ -236,7 +236,9 @@ def main() -> int:
             rows, failed = [[f"FAILED, {str(error).replace('|', '/')}", *[""] * 4]], failed + 1
         seconds = f"{time.perf_counter() - begun:.0f}"
         print(f" {seconds} s{' FAILED' if rows[0][0].startswith('FAILED') else ''}", flush=True)
-        table += [f"| {name} | {' | '.join(cells)} | {'' if number else seconds} |" for number, cells in enumerate(rows)]
+        table += [
+            f"| {name} | {' | '.join(cells)} | {'' if number else seconds} |" for number, cells in enumerate(rows)
+        ]
     table += ["", *notes(names, args.out)]
     (args.out / "table.md").write_text("\n".join(table) + "\n")
     print("\n" + "\n".join(table) + f"\n\nnumbers and output of each: {args.out}")
