@@ -38,7 +38,7 @@ class Figure:
 
     def cells(self) -> list[str]:
         times = self.theirs / self.ours if self.unit in LESS_IS_BETTER else self.ours / self.theirs
-        verdict = f"{times:.2f} times as good" if times >= 1 else f"{1 / times:.2f} times WORSE"
+        verdict = f"{times:.2f} times as good" if times >= 0.995 else f"{1 / times:.2f} times WORSE"
         numbers = [f"{number:,.0f}" if number >= 1000 else f"{number:.3g}" for number in (self.ours, self.theirs)]
         return [f"{self.what}, {self.unit}", numbers[0], self.beside, numbers[1], verdict]
 
@@ -209,7 +209,7 @@ def notes(names: list[str], folder: Path) -> Iterator[str]:
     """What is not in the table, and why."""
     for name in names:
         if left_out := BENCHMARKS[name].left_out:
-            yield f"{name}: without {left_out}, which `python benchmarks/{name}.py` measures"
+            yield f"{name}: without {left_out}: too long for this; see benchmarks/{name}.py --help"
         for line in (folder / f"{name}.err.txt").read_text(errors="replace").splitlines():
             if line.startswith("without "):
                 yield f"{name}: {line}"
