@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
 from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
-from agent_train.rollout.others import maker_of
+from agent_train.rollout.others import PAST, maker_of
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
@@ -289,12 +289,29 @@ def _wrong_env(config: Config) -> Iterator[str]:
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
         try:
-            maker_of(agent)
+            if agent != PAST:
+                maker_of(agent)
         except ValueError as error:
             yield f"env.players.{player}={agent}: {first_line(error)}"
+    yield from _wrong_players(config, players)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"
+
+
+def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
+    given = config.env.players
+    if players and set(players) <= given.keys():
+        yield f"env.players: no player of {config.env.id} is left to learn: leave {players[0]} out"
+    past = [f"env.players.{player}={PAST}" for player, agent in given.items() if agent == PAST]
+    if not past:
+        return
+    if not players and not config.env.url:
+        yield f"{past[0]}: {config.env.id} has no players, but one agent: leave it out"
+    if config.trainer.staleness:
+        yield f"{past[0]}: all episodes of a step meet the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
+    if config.engine.name != "embedded":
+        yield f"{past[0]}: engine.name={config.engine.name} cannot hold weights of the past: set engine=embedded"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
