@@ -45,7 +45,7 @@ def kept_steps(step: int, every: int, keep: int) -> list[int]:
 
 
 def chances(ratings: Mapping[str, float], steps: Sequence[int]) -> list[float]:
-    """The chance of each step to be met: (1 - p)^2 of the expected score p against it (arXiv 1912.06680), in part all alike."""
+    """The chance of each step to be met: (1 - p)^2 of the expected score p against it (10.1038/s41586-019-1724-z), in part all alike."""
     hard = [(1 - expected(ratings[NOW], ratings[str(step)])) ** 2 for step in steps]
     return [(1 - UNIFORM) * weight / sum(hard) + UNIFORM / len(steps) for weight in hard]
 
