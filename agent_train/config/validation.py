@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_train.cluster.placement import gpus_needed, visible_gpus
+from agent_train.algorithms.ratings import PAST
+from agent_train.cluster.placement import gpus_needed, past_servers, visible_gpus
 from agent_train.config.combinations import wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
 from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
-from agent_train.rollout.others import PAST, maker_of
+from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
@@ -186,8 +187,9 @@ def _wrong_machine(config: Config) -> Iterator[str]:
     needed = gpus_needed(config)
     if gpus > 1 and needed > gpus:
         yield f"learner.workers={workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
-    if gpus == 1 and vllm and engine.replicas * engine.tensor_parallel > 1:
-        yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}: this machine shows 1 GPU"
+    if gpus == 1 and vllm and (engine.replicas + past_servers(config)) * engine.tensor_parallel > 1:
+        beside = " and the server of env.players=past" * past_servers(config)
+        yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}{beside}: this machine shows 1 GPU"
 
 
 def _installed(package: str) -> bool:
@@ -310,8 +312,8 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
         yield f"{past[0]}: {config.env.id} has no players, but one agent: leave it out"
     if config.trainer.staleness:
         yield f"{past[0]}: all episodes of a step meet the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
-    if config.engine.name != "embedded":
-        yield f"{past[0]}: engine.name={config.engine.name} cannot hold weights of the past: set engine=embedded"
+    if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
+        yield f"{past[0]}: its weights are in an engine of the run's own: set engine=vllm or engine=embedded, and engine.placement=own"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:

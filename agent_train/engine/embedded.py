@@ -6,6 +6,7 @@ batch starts when every session waits, so that equal seeds give equal batches an
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from agent_train.report.timeline import Timeline
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
 from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
+
+_LOADING = threading.Lock()  # transformers mixes up two models that load at the same time
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +62,8 @@ class EmbeddedEngine(Engine):
         if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
         try:
-            model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=getattr(torch, dtype))
+            with _LOADING:
+                model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=getattr(torch, dtype))
         except (OSError, ValueError) as error:
             raise EngineError(f"the embedded engine cannot load {model_dir}: {error}") from error
         self.model: Any = model.to(self._device).eval().requires_grad_(False)

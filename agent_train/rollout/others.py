@@ -2,9 +2,6 @@
 
 from agentgym.evaluate.agents import BUILT_IN, MakePolicy, built_in, chat, policy_maker, python
 
-PAST = "past"
-"""In `env.players`: the policy at an earlier step, see `agent_train.rollout.past`. It is no agent of evaluation."""
-
 
 def maker_of(agent: str) -> MakePolicy:
     """The maker of the policies of an agent: expert, random or null, a model as NAME@URL, or `package.module:name`. Raises ValueError."""

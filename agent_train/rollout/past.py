@@ -4,12 +4,14 @@ The weights of those steps are in the run's folder, and a second engine holds on
 draws, in an evaluation the first, so that evaluations can be compared.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
-from agent_train.algorithms.ratings import FIRST, NOW, PlayersMetrics, after_games, draw, kept_steps, score_of
+from agent_train.algorithms.ratings import FIRST, NOW, PAST, PlayersMetrics, after_games, draw, kept_steps, score_of
 from agent_train.config.schema import Config
-from agent_train.rollout.others import PAST
+from agent_train.engine.base import Engine
 from agent_train.trainer.checkpoint import Progress
 from agent_train.trainer.run_folder import RunFolder, step_of
 from agent_train.trainer.schedule import derive_seed
@@ -58,8 +60,10 @@ class Past:
 
     config: Config
     run: RunFolder
-    engine: FileReceiver
+    engine: Engine
     _held: int | None = None
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _met: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def keep(self, policy: Sender, step: int) -> None:
         """Save the weights of a step, if it is one whose policy may be met; then those go that no checkpoint needs any more."""
@@ -74,8 +78,17 @@ class Past:
 
     async def meet(self, step: int) -> None:
         """Give the engine the weights of a step. Raises as `load_saved`."""
-        if step != self._held:
-            folder = self.run.past_weights(step)
-            sums = read_object(folder.with_suffix(".json"))
-            await load_saved(self.engine, folder, step, sums)
-            self._held = step
+        async with self._loading:
+            if step != self._held or self.engine.lacks_weights:
+                folder = self.run.past_weights(step)
+                sums = read_object(folder.with_suffix(".json"))
+                await load_saved(cast("FileReceiver", self.engine), folder, step, sums)
+                self._held = step
+                self._met.set()
+
+    async def watch(self) -> None:
+        """Give the engine its weights again whenever it has replaced a part of itself, until cancelled."""
+        await self._met.wait()
+        while True:
+            await self.engine.stale()
+            await self.meet(self.engine.version)

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
+from agent_train.algorithms.ratings import PAST
 from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
@@ -37,7 +38,7 @@ from agent_train.rollout.draws import Draws
 from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.group_judge import GroupJudge
 from agent_train.rollout.journal import Journal
-from agent_train.rollout.others import PAST, maker_of
+from agent_train.rollout.others import maker_of
 from agent_train.rollout.past import Past, opponent_of, past_players, rated
 from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
@@ -139,6 +140,9 @@ class RlContext(TrainerContext):
             raise nothing_played("evaluation", trajectories)
 
     async def watch(self) -> None:
+        await asyncio.gather(self._watch(), *([] if self.past is None else [self.past.watch()]))
+
+    async def _watch(self) -> None:
         """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
         while True:
             await self.engine.stale()

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_train.config.extensions import engines
+from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Engine
 from agent_train.learner.actor_group import shared_devices
 from agent_train.learner.role_start import Models, start_models
@@ -27,11 +29,11 @@ async def start_parts(
     """
     config = joined.config
 
-    async def open_engine(**own: Any) -> Engine:
-        engine: Engine = await engines.load(config.engine.name)(
-            config.engine,
+    async def open_engine(settings: EngineConfig = config.engine, logs: Path = folder.logs, **own: Any) -> Engine:
+        engine: Engine = await engines.load(settings.name)(
+            settings,
             model_dir,
-            folder.logs,
+            logs,
             dtype=config.model.dtype,
             seed=config.trainer.seed,
             deterministic=config.trainer.deterministic,
@@ -48,18 +50,21 @@ async def start_parts(
         alone = await open_engine(bundles=bundles, **given)
         await alone.sleep()
         return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles), None
+    earlier: asyncio.Task[Engine] | None = None
     try:
         async with asyncio.TaskGroup() as parts:
             few = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
             engine = parts.create_task(open_engine(**few, **given))
             models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
+            if past_players(config):
+                alone = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
+                earlier = parts.create_task(open_engine(alone, folder.logs / "past"))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    if not past_players(config):
+    if earlier is None:
         return engine.result(), models.result(), None
-    earlier = await open_engine()
-    earlier.play_beside(engine.result())
-    return engine.result(), models.result(), Past(config, folder, earlier)
+    earlier.result().play_beside(engine.result())
+    return engine.result(), models.result(), Past(config, folder, earlier.result())
 
 
 async def _close_in_time(engine: Engine) -> None:

@@ -208,9 +208,13 @@ async def sync_files(learner: Sender, engine: FileReceiver, folder: Path, versio
 async def load_saved(engine: FileReceiver, folder: Path, version: int, sums: Mapping[str, int]) -> None:
     """Load a folder of `save_weights`, which told these checksums. Raises WeightSyncError if others arrive."""
     what = f"loading the weights of step {version}, {folder}"
-    for read in await engine.fetch_weights(folder):
-        _checked(sums, read, what)
-    _checked(sums, await engine.load_fetched(version), what)
+
+    async def move() -> dict[str, int]:
+        for read in await engine.fetch_weights(folder):
+            _checked(sums, read, what)
+        return await engine.load_fetched(version)
+
+    _checked(sums, await _unless_lost(engine, move), what)
 
 
 def _next(folder: Path) -> Path:

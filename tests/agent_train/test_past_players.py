@@ -91,7 +91,10 @@ def test_the_harder_a_past_policy_the_oftener_it_is_met_and_none_is_forgotten():
             [GAME, "env.players.O=past", "trainer.staleness=1"],
             "env.players.O=past: all episodes of a step meet the same",
         ),
-        ([GAME, "env.players.O=past", "engine=vllm"], "env.players.O=past: engine.name=vllm cannot hold weights"),
+        (
+            [GAME, "env.players.O=past", "engine=vllm", "engine.placement=colocated"],
+            "env.players.O=past: its weights are in an engine of the run's own",
+        ),
         ([GAME, "env.players.Y=past"], "env.players.Y: tic_tac_toe_self has no such player, only X, O"),
         ([GAME, "env.players.O=past", "env.players.X=expert"], "env.players: no player of tic_tac_toe_self is left to"),
         ([GAME, "env.players.O=past", "env.past_keep=1"], "env.past_keep=1: must be 2 or more"),
@@ -169,14 +172,26 @@ RUN = [
 ]
 
 
-def begin(*words):
-    command = [sys.executable, "-m", "agent_train.cli", *RUN, *words]
+def begin(run, *words):
+    where = f"trainer.runs_dir={run.parent}", f"trainer.name={run.name}"
+    command = [sys.executable, "-m", "agent_train.cli", *RUN, *where, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
 
 
 def steps_of(run):
     records = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
     return [record for record in records if record["kind"] == "train"]
+
+
+def stopped_after(steps, run, *words):
+    """The steps of a run that is stopped after so many, or a few more."""
+    started, deadline = begin(run, "trainer.steps=100", *words), time.monotonic() + 500
+    while len(steps_of(run)) < steps and started.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    started.send_signal(signal.SIGTERM)
+    told, _ = started.communicate(timeout=60)
+    assert len(steps_of(run)) >= steps, told
+    return steps_of(run)
 
 
 def model_of(run, step):
@@ -200,31 +215,29 @@ def gaps(run, step, version, model):
     return found
 
 
+def told_apart(run, steps, first, close, far):
+    """The steps from `first` on that met older weights than those that learned: whether each side's tokens are its own weights'."""
+    met = {record["step"]: record["players"]["opponent"] for record in steps if record["step"] >= first}
+    older = [(step, past) for step, past in met.items() if past < step - 1]
+    for step, past in older:
+        now, then = model_of(run, step - 1), model_of(run, past)
+        assert len(gaps(run, step, past, then)) >= 16
+        assert max(gaps(run, step, past, then) + gaps(run, step, step - 1, now)) < close
+        assert max(gaps(run, step, past, now)) > far
+        assert max(gaps(run, step, step - 1, then)) > far
+    return older
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_the_ratings_it_had(tmp_path):
     run = tmp_path / "run"
-    where = f"trainer.runs_dir={tmp_path}", "trainer.name=run"
-    first, deadline = begin(*where, "trainer.steps=100"), time.monotonic() + 300
-    while len(steps_of(run)) < 8 and first.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    first.send_signal(signal.SIGTERM)
-    told, _ = first.communicate(timeout=60)
-    before = steps_of(run)
-    assert 8 <= len(before) < 12, told
+    before = stopped_after(8, run)
+    assert len(before) < 12, "the turns since the checkpoint of step 6 are on the disk"
+    assert told_apart(run, before, first=7, close=1e-4, far=1e-3)
 
-    met = {r["step"]: r["players"]["opponent"] for r in before if r["step"] > 6}  # those with turns in no checkpoint
-    older = [(step, past) for step, past in met.items() if past < step - 1]
-    assert older
-    for step, past in older:
-        now, then = model_of(run, step - 1), model_of(run, past)
-        assert len(gaps(run, step, past, then)) >= 16
-        assert max(gaps(run, step, past, then) + gaps(run, step, step - 1, now)) < 1e-4
-        assert max(gaps(run, step, past, now)) > 1e-3
-        assert max(gaps(run, step, step - 1, then)) > 1e-3
-
-    again = begin(*where, "trainer.steps=13")
+    again = begin(run, "trainer.steps=13")
     told, _ = again.communicate(timeout=300)
     assert again.returncode == 0, told
     steps, config = steps_of(run), config_from_yaml((run / "config.yaml").read_text())
@@ -244,3 +257,13 @@ def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_
     left = {int(path.name) for path in (run / "past").iterdir() if path.is_dir()}
     assert {0, 11, 12, 13} <= left, "the checkpoint of step 12 needs two of them"
     assert left.isdisjoint(range(1, 5)), "no checkpoint has needed these since that of step 6"
+
+
+@pytest.mark.vllm
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_server_beside_those_of_the_run_plays_the_past(tmp_path):
+    words = "engine=vllm", "engine.kv_cache_bytes=268435456", "engine.max_concurrent=16", "engine.start_timeout=480"
+    steps = stopped_after(5, tmp_path / "run", *words, "trainer.deterministic=false", "trainer.save_every=100")
+    assert told_apart(tmp_path / "run", steps, first=1, close=1e-3, far=3e-3)
