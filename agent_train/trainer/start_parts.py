@@ -53,12 +53,12 @@ async def start_parts(
     earlier: asyncio.Task[Engine] | None = None
     try:
         async with asyncio.TaskGroup() as parts:
-            few = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
+            few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
             engine = parts.create_task(open_engine(**few, **given))
             models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
             if past_players(config):
-                alone = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
-                earlier = parts.create_task(open_engine(alone, folder.logs / "past"))
+                beside = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
+                earlier = parts.create_task(open_engine(beside, folder.logs / "past"))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     if earlier is None:
