@@ -42,8 +42,8 @@ def rated(
     if not past:
         return {}, None
     ratings, met = dict(ratings_of(progress)), str(opponent_of(config, progress))
-    games = [t.rewards for t in played if not t.failed]
-    scores = [score_of(rewards, past, rewards.keys() - env.players.keys()) for rewards in games]
+    games = [(t.rewards, [player for player in t.rewards if player not in env.players]) for t in played if not t.failed]
+    scores = [score_of(rewards, past, learning) for rewards, learning in games if learning]
     ratings[NOW], ratings[met] = after_games(ratings[NOW], ratings[met], scores)
     mean = sum(scores) / len(scores) if scores else None
     metrics = PlayersMetrics(ratings[NOW], int(met), ratings[met], mean)

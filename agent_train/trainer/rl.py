@@ -44,7 +44,7 @@ from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import TrainerContext, find_model, join_cluster, open_parts
+from agent_train.trainer.loop import TrainerContext, Watched, find_model, join_cluster, open_parts
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.start_parts import start_parts
 from agent_train.trainer.warm_start import demonstrations, warm_start
@@ -121,8 +121,9 @@ class RlContext(TrainerContext):
         self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()))
         return progress
 
-    def roles(self) -> list[Learner]:
-        return [role for role in vars(self.models).values() if isinstance(role, Learner)]
+    def watched(self) -> list[Watched]:
+        roles = [role for role in vars(self.models).values() if isinstance(role, Learner)]
+        return [*roles, *([] if self.past is None else [self.past])]
 
     async def save(self, progress: Progress) -> None:
         learners = {learner.role: learner for learner in self.learners}
@@ -140,9 +141,6 @@ class RlContext(TrainerContext):
             raise nothing_played("evaluation", trajectories)
 
     async def watch(self) -> None:
-        await asyncio.gather(self._watch(), *([] if self.past is None else [self.past.watch()]))
-
-    async def _watch(self) -> None:
         """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
         while True:
             await self.engine.stale()

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from agent_train.algorithms.ratings import UNIFORM, after_games, chances, draw, expected, kept_steps, score_of
+from agent_train.cluster.placement import Parts, gpus_needed, parts_that_fit
 from agent_train.config.compose import compose, config_from_yaml
-from agent_train.config.schema import ConfigError
+from agent_train.config.schema import Config, ConfigError
 from agent_train.config.validation import validate
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
@@ -106,6 +107,16 @@ def test_a_past_that_nobody_can_meet_is_refused(words, told):
     with pytest.raises(ConfigError) as refused:
         validate(compose(["engine=embedded", *words]))
     assert any(problem.startswith(told) for problem in refused.value.problems), refused.value.problems
+
+
+def test_the_server_of_the_past_has_a_gpu_of_its_own():
+    config = Config()
+    config.engine.replicas, config.learner.workers, config.env.players = 2, 2, {"O": "expert"}
+    four = [{"GPU": 4.0, "CPU": 16.0}]
+    assert (gpus_needed(config), parts_that_fit(config, four)) == (4, Parts(2, 2, 0))
+    config.env.players = {"O": "past"}
+    assert (gpus_needed(config), parts_that_fit(config, four)) == (5, Parts(2, 1, 0))
+    assert parts_that_fit(config, [{"GPU": 1.0, "CPU": 16.0}]) is None
 
 
 # ---- the engine of the past
