@@ -3,13 +3,14 @@
 #              AGENTGYM_TEST_ALL=1: on all of the real data, and with every kill, where samples are taken otherwise
 # make images  build all images of sandboxes, for Docker too if an engine answers; quick where they are there
 # make pictures   draw docs/pictures again, in a real Chromium (some minutes: it trains)
+# make docs    build the documentation site into site/, which needs no web server
 # make lint, make format, make clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup train test test-images images pictures lint format clean
+.PHONY: help setup train test test-images images pictures docs lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -35,6 +36,11 @@ pictures: setup
 	AGENTGYM_NEED_BROWSER=1 AGENTGYM_PICTURES=docs/pictures $(BIN)/python -m pytest --timeout 3000 \
 	  tests/agentgym/viewer/test_viewer_page_pictures.py $(ARGS)
 
+# Not --quiet: what is not told does not fail a strict build.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+	@echo "make: open site/index.html, or see your changes at once: $(BIN)/mkdocs serve"
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +51,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

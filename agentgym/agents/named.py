@@ -14,6 +14,8 @@ import sys
 import venv
 from pathlib import Path
 
+from agentgym.processes.child_process import supervised
+
 FOLDER = Path(__file__).with_name("packaged")
 NAMES = tuple(sorted(file.stem.replace("_", "-") for file in FOLDER.glob("*.txt")))
 INSTALL_SECONDS = 1800.0
@@ -66,4 +68,4 @@ def _install(folder: Path, name: str) -> None:
         options = ["--silent", "--no-fund", "--no-audit", "--prefix", str(folder)]
         commands.append([f"{folder}/bin/npm", "install", *options, *npm.read_text().split()])
     for command in commands:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+        subprocess.run(supervised(command), check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)

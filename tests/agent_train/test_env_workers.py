@@ -112,6 +112,22 @@ def test_workers_go_to_all_nodes_and_their_episodes_are_those_of_a_local_environ
 
 
 @pytest.mark.ray
+def test_workers_leave_each_rank_of_the_learner_a_whole_cpu_on_one_node(cluster):
+    """On nodes of 2 and 3 CPUs, a worker of half a CPU on each would leave room for three ranks."""
+
+    async def there():
+        async with placed("env.workers=2", "env.cpus=0.5", "learner.workers=4"):
+            ranks = [ray.remote(num_cpus=1)(env_workers.EnvWorker).remote() for _ in range(4)]
+            try:
+                return await asyncio.gather(*(rank.where.remote() for rank in ranks))
+            finally:
+                for rank in ranks:
+                    ray.kill(rank)
+
+    assert len(asyncio.run(there())) == 4
+
+
+@pytest.mark.ray
 def test_a_worker_that_is_killed_is_placed_again_and_costs_no_turn_of_its_episodes(cluster, tmp_path):
     """Killed in the engine's tenth answer, when all episodes have turns. It is alone: they can only go on once it is back."""
     folder, notes, timeline = journal_cases.build(tmp_path / "policy"), [], Timeline(tmp_path / "timeline.json")

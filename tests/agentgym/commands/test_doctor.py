@@ -112,7 +112,7 @@ def test_every_extra_is_told(monkeypatch):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = {requirement for _, requirement, _ in doctor.OPTIONAL}
     assert told == {f"agentgym-toolkit[{name}]" for name in extras} - {
-        f"agentgym-toolkit[{name}]" for name in ("envs", "dev", "vllm", "vllm-cpu")
+        f"agentgym-toolkit[{name}]" for name in ("envs", "dev", "docs", "vllm", "vllm-cpu")
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert {f.state for f in doctor.optional()} == {"missing"}

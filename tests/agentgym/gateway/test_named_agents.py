@@ -71,3 +71,11 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     assert {call["function"]["name"] for calls in actions if calls for call in calls} == {
         env.tools[0]["function"]["name"]
     }
+
+
+def test_an_agent_that_cannot_be_installed_is_refused_with_the_reason(tmp_path, monkeypatch):
+    for name, value in {"XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"'smolagents' cannot be installed into .*Could not find a version"):
+        named.command_of("smolagents")
+    assert not list(tmp_path.glob("agentgym/agents/*/installed")), "the next try installs it anew"
