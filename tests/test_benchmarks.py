@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -138,6 +139,44 @@ def test_gateway(tmp_path):
         (side, stream) for stream in (False, True) for side in ("engine", "inside", "upstream")
     ]
     assert all(row["calls_per_second"] > 0 and row["cpu_us"] > 0 for row in rows)
+
+
+def quick(folder, *words, **more):
+    """The quick form of some benchmarks: how it ended, and the rows of its table by benchmark."""
+    command = [sys.executable, str(BENCHMARKS / "quick.py"), *words, "--out", "found"]
+    environment = {**os.environ, **more}
+    done = subprocess.run(
+        command, cwd=folder, check=False, capture_output=True, text=True, timeout=280, env=environment
+    )
+    rows = {}
+    for line in (folder / "found" / "table.md").read_text().splitlines():
+        if line.startswith("|"):
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows.setdefault(name, []).append(cells)
+    return done, rows
+
+
+def test_the_quick_form_goes_on_after_a_benchmark_that_fails(tmp_path):
+    """The double stands for an installation that is broken: agent_train, which one of the two benchmarks imports."""
+    (tmp_path / "agent_train.py").write_text("raise ImportError('this installation is broken')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done, rows = quick(tmp_path, "generator", "rollout", PYTHONPATH=path)
+    assert done.returncode == 1
+    ((failed, *_, seconds),) = rows["generator"]
+    assert failed.startswith("FAILED, exit code 1: ")
+    assert failed.endswith("ImportError: this installation is broken")
+    assert seconds.isdigit()
+    assert [row[2] for row in rows["rollout"]] == ["for loop", "to_thread", "to_thread"]
+    assert all(row[4].endswith(("times as good", "times WORSE")) for row in rows["rollout"])
+    assert (tmp_path / "found" / "rollout.json").is_file()
+    assert "1/2 generator ..." in done.stdout
+    assert "curves: not run, trains for hours" in done.stdout
+
+
+def test_a_benchmark_that_takes_too_long_is_ended_and_named(tmp_path):
+    done, rows = quick(tmp_path, "rollout", "--limit", "0.2")
+    assert done.returncode == 1
+    assert rows["rollout"][0][0] == "FAILED, took more than 0.2 s"
 
 
 def test_curves_of_runs_that_are_there(tmp_path):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -182,6 +183,39 @@ def test_probes_and_metrics_are_what_a_server_answers():
     explained = set(re.findall(r"`(agentgym_\w+)`", (ROOT / "docs" / "services.md").read_text()))
     assert name in explained
     assert explained <= known
+
+
+# ---- the image for GPUs, which nothing here can build
+
+
+def test_the_gpu_image_has_a_pinned_base_files_that_exist_and_the_pins_of_setup():
+    text = (DEPLOY / "gpu.Dockerfile").read_text()
+    lines = re.sub(r"(^#.*\n)|\\\n", "", text, flags=re.MULTILINE).splitlines()
+    steps = [tuple(line.split(maxsplit=1)) for line in lines]
+    assert {word for word, _ in steps} == {"FROM", "RUN", "ENV", "WORKDIR", "COPY", "ENTRYPOINT", "CMD"}
+    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-runtime-ubuntu24\.04", steps[0][1])
+    copied = [path for word, words in steps if word == "COPY" for path in words.split()[:-1]]
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    parts = [
+        *project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"],
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    ]
+    assert set(parts) | {"configs", "sandboxes"} < set(copied), "the build needs them"
+    (install,) = (words for word, words in steps if word == "RUN" and "pip install" in words)
+    (extras,) = re.findall(r"\.\[([\w,-]+)\]", install)
+    assert set(extras.split(",")) <= project["project"]["optional-dependencies"].keys()
+    pins = re.compile(r"grep -vE '(\S+)' constraints")
+    assert pins.findall(install) == pins.findall((ROOT / "scripts" / "setup.sh").read_text())
+    for word, words in steps:
+        if word == "RUN":
+            subprocess.run(["bash", "-n", "-c", words], check=True, timeout=30)
+        if word in ("ENTRYPOINT", "CMD"):
+            assert all(isinstance(each, str) for each in json.loads(words))
+    assert json.loads(dict(steps)["ENTRYPOINT"])[0] in project["project"]["scripts"]
+    assert "NOT BUILT YET" in text
 
 
 # ---- the image

@@ -13,7 +13,7 @@ from agent_train.config.schema import EXTERNAL, Config
 from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
-from agentgym.agents.programs import agent_of
+from agentgym.agents.programs import Agent, agent_of
 from agentgym.gateway.upstream import Passed
 from agentgym.service.client.address import is_url
 
@@ -116,13 +116,18 @@ def _wrong_memory(config: Config) -> Iterator[str]:
         yield f"{key}: leaves nothing of engine.max_model_len={context} to the conversation: lower it, or raise engine.max_model_len"
 
 
+def run_agent(run: str, config: Config) -> Agent:
+    """The agent that plays the episodes, `agent.run`. Raises ValueError if it cannot play."""
+    return agent_of(run, config.agent.image, None if config.sandbox == "auto" else config.sandbox)
+
+
 def _wrong_agent(config: Config) -> Iterator[str]:
     """An agent's calls are a tree: what reads an episode from its first turn to its last cannot be had."""
     agent, advantage = config.agent, config.algorithm.advantage.name
     if agent.run is None:
         return
     try:
-        agent_of(agent.run)
+        run_agent(agent.run, config)
     except ValueError as error:
         yield f"agent.run={agent.run}: {error}"
     for text in agent.passed:

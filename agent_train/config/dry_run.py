@@ -31,7 +31,7 @@ def what_runs(config: Config) -> Rows:
         ("sandbox", sandbox_choice(config) or ""),
         ("each step", _each_step(config)),
         ("rollout", _rollout(config)),
-        ("agent", config.agent.run or ""),
+        ("agent", " in ".join(filter(None, (config.agent.run, config.agent.image)))),
         ("algorithm", _algorithm(config)),
         ("trained on", _chosen(config)),
         ("learner", f"{_learner(config)}, {updates} a step"),

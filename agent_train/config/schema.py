@@ -186,6 +186,7 @@ class AgentConfig:
         "[plays the episodes](gateway.md#training-an-agent): `command:WORDS`, `package.module:function` or [a name](gateway.md#agents-of-other-projects); the same as `agent=`",
         needs="mode=rl",
     )
+    image: str | None = setting(None, "of a command's [sandbox](gateway.md#a-command-in-a-sandbox)", needs=AGENT)
     settings: str = setting(
         "override",
         "what becomes of [sampling settings](gateway.md#settings) that tokens cannot be trained with",

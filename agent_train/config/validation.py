@@ -322,7 +322,7 @@ def _wrong_sandbox(config: Config) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    if config.sandbox != "auto" and not _takes_sandbox(_named_spec(config)):
+    if config.sandbox != "auto" and config.agent.image is None and not _takes_sandbox(_named_spec(config)):
         yield f"sandbox={config.sandbox}: {config.env.id} has no sandbox: leave it out"
         return
     try:

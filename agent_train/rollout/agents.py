@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent_train.config.combinations import run_agent
 from agent_train.config.schema import Config
 from agent_train.engine.base import Completion, Engine, Sampling
 from agent_train.rollout.journal import DivergedError, Journal
 from agent_train.rollout.renderer import Rendered, Renderer, RendererError
 from agentgym.agents.play import AgentPolicy
-from agentgym.agents.programs import Agent, agent_of
+from agentgym.agents.programs import Agent
 from agentgym.core.messages import Message, assistant, text_of
 from agentgym.core.trajectory import Tokens
 from agentgym.gateway import Gateway, ModelAnswer, ModelCall, Passed, Refused, Settings
@@ -166,5 +167,6 @@ async def agents_of(config: Config, folder: Path, engine: Engine, renderer: Rend
     backend = EngineBackend(engine, renderer)
     policy = Settings(settings.settings, sampling.temperature, sampling.max_tokens)  # type: ignore[arg-type]  # a choice
     passed = dict(Passed.named(text) for text in settings.passed)
-    async with Gateway(backend, folder, settings=policy, passed=passed) as gateway:
-        yield Agents(agent_of(settings.run), backend, gateway, settings.incomplete)
+    agent, local = run_agent(settings.run, config), settings.image is not None
+    async with Gateway(backend, folder, settings=policy, passed=passed, local=local) as gateway:
+        yield Agents(agent, backend, gateway, settings.incomplete)

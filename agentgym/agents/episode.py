@@ -29,6 +29,7 @@ class AgentEpisode:
         tools: of the environment, in OpenAI's form.
         base_url, key, model: where to ask the model, up to and with /v1, the API key, and the name to ask for.
         mcp_url: where the tools are, with the key as bearer token.
+        socket: a Unix socket at which both are too, if the gateway has one.
         over: whether the environment has ended the episode.
     """
 
@@ -38,6 +39,7 @@ class AgentEpisode:
     key: str
     model: str
     mcp_url: str
+    socket: str = ""
     seed: int | None = None
     over: bool = False
     _actions: asyncio.Queue[tuple[Message, _Answer]] = field(default_factory=asyncio.Queue)

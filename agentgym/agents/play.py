@@ -89,7 +89,7 @@ class AgentPolicy:
         gateway = self._gateway
         recorded, key = await gateway.open(self._id, self.limits, seed=self._seed)
         where = f"{gateway.url}/v1", key, gateway.backend.models[0], f"{gateway.url}/mcp"
-        episode = AgentEpisode(list(messages), list(tools), *where, seed=self._seed)
+        episode = AgentEpisode(list(messages), list(tools), *where, socket=gateway.socket, seed=self._seed)
         recorded.tools = EpisodeTools(episode)
         return _Playing(recorded, episode, asyncio.create_task(self._agent.run(episode)))
 

@@ -1,4 +1,4 @@
-"""What plays an episode by itself: a command in a folder of its own, or a Python function."""
+"""What plays an episode by itself: a command in a folder of its own or in a sandbox, or a Python function."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.agents.episode import AgentEpisode, BlockingEpisode
 from agentgym.agents.named import NAMES, command_of
 from agentgym.agents.target import find, words_of
-from agentgym.core.agent_failure import AGENT_FAILED
+from agentgym.core.agent_failure import AGENT_FAILED, cause_of
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import Message, assistant
 from agentgym.core.tracebacks import traceback_of
 from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
+from agentgym.sandbox import WORKSPACE, Sandbox, SandboxError, SandboxSpec, acquire, choose
+from agentgym.sandbox.api import SOCKET
+from agentgym.sandbox.guest.guest_sandbox import source
 
 COMMAND = "command:"
+PORT = 8100  # of the gateway in a sandbox, where nothing else has one
+INSIDE = f"http://127.0.0.1:{PORT}"
+MOST_SECONDS = 24 * 3600.0  # of a command in a sandbox, as of an episode's key; limits of an episode come before
+PATIENCE_SECONDS = 600.0  # for a sandbox while others have all the room
 LONGEST_ANSWER, LONGEST_TAIL = (
     1 << 20,
     2000,
@@ -44,8 +51,15 @@ class Agent(Protocol):
         """Play an episode. When this is cancelled, all that it has started ends."""
 
 
-def agent_of(text: str) -> Agent:
-    """The agent of `command:WORDS`, `package.module:function` or a name of `named.NAMES`. Raises ValueError if it cannot play."""
+def agent_of(text: str, image: str | None = None, sandbox: str | None = None) -> Agent:
+    """The agent of `command:WORDS`, `package.module:function` or a name of `named.NAMES`. Raises ValueError if it cannot play.
+
+    With an image a command runs in a sandbox; see `BoxedCommand`.
+    """
+    if image is not None:
+        if not text.startswith(COMMAND):
+            raise ValueError(f"agent {text}: only a command, {COMMAND}WORDS, runs in an image")
+        return BoxedCommand(text.removeprefix(COMMAND), image, sandbox)
     if text in NAMES:
         return Command(shlex.join(command_of(text)))
     return Command(text.removeprefix(COMMAND)) if text.startswith(COMMAND) else Function(text)
@@ -59,12 +73,9 @@ class Command:
     """
 
     def __init__(self, line: str):
-        try:
-            self.words = [os.path.abspath(word) if os.path.isfile(word) else word for word in shlex.split(line)]
-        except ValueError as error:
-            raise ValueError(f"agent command:{line}: {error}") from error
-        if not self.words or shutil.which(self.words[0]) is None:
-            raise ValueError(f"agent command:{line}: there is no program {(self.words or [''])[0]!r}")
+        self.words = [os.path.abspath(word) if os.path.isfile(word) else word for word in _words(line)]
+        if shutil.which(self.words[0]) is None:
+            raise ValueError(f"agent command:{line}: there is no program {self.words[0]!r}")
 
     async def run(self, episode: AgentEpisode) -> Left:
         with tempfile.TemporaryDirectory(prefix="agentgym-agent-", ignore_cleanup_errors=True) as place:
@@ -72,7 +83,7 @@ class Command:
             folder.mkdir()
             home.mkdir()
             given.write_text(episode.opening, encoding="utf-8")
-            words = [_filled(word, episode, folder) for word in self.words]
+            words = [_filled(word, episode, str(folder)) for word in self.words]
             with given.open("rb") as reads, out.open("wb") as says, err.open("wb") as errors:
                 starting: dict[str, Any] = {"stdin": reads, "stdout": says, "stderr": errors}
                 env = {**os.environ, **_variables(episode), "HOME": str(home)}
@@ -82,11 +93,59 @@ class Command:
                     code = await process.wait()
                 finally:
                     await _ended(process)
-            answer = _tail(out, LONGEST_ANSWER).strip()
-            facts = {"exit_code": code} | ({"stderr": said} if (said := _tail(err, LONGEST_TAIL)) else {})
-        if code:
-            return Left(failure=AGENT_FAILED, facts={**facts, "output": answer[-LONGEST_TAIL:]})
-        return Left(assistant(answer) if answer else None, facts=facts)
+            return _left(code, _tail(out, LONGEST_ANSWER), _tail(err, LONGEST_TAIL))
+
+
+class BoxedCommand:
+    """A command in a sandbox of its own, whose only network is the gateway. Its words and its files are the image's.
+
+    Args:
+        image, sandbox: see `SandboxSpec` and `agentgym.sandbox.acquire`.
+    """
+
+    def __init__(self, line: str, image: str, sandbox: str | None = None):
+        self.words, self.sandbox = _words(line), sandbox
+        self.spec = SandboxSpec(image, memory=1 << 30, pids=256, disk=128 << 20, output=LONGEST_ANSWER)
+        try:
+            chosen = choose(sandbox, image).name
+        except SandboxError as error:
+            raise ValueError(f"agent command:{line}: {error}") from error
+        if "://" in chosen:
+            raise ValueError(f"agent command:{line}: sandboxes at {chosen} do not reach the gateway; those here do")
+
+    async def run(self, episode: AgentEpisode) -> Left:
+        if not episode.socket:
+            raise ValueError("the gateway has no socket for sandboxes: make it with local=True")
+        lane = EnvExecutor(f"agentgym agent in {self.spec.image}")
+        spec = replace(self.spec, socket=episode.socket)
+        inside = replace(episode, base_url=f"{INSIDE}/v1", mcp_url=f"{INSIDE}/mcp")
+        words = [_filled(word, inside, WORKSPACE) for word in self.words]
+        try:
+            box = await lane.call(acquire, spec, self.sandbox, patience=PATIENCE_SECONDS, first=True)
+            try:
+                return await lane.call(_boxed, box, words, inside)
+            except asyncio.CancelledError:
+                await asyncio.to_thread(box.kill)
+                raise
+            finally:
+                box.close()
+        finally:
+            lane.stop()
+
+
+def _boxed(box: Sandbox, words: Sequence[str], episode: AgentEpisode) -> Left:
+    """How a command ends in a sandbox. Raises SandboxError where its loss is not the command's own doing."""
+    if not box.exec(["bash", "-c", 'type -P -- "$0"', words[0]]).ok:
+        raise ValueError(f"there is no program {words[0]!r} in the image {box.spec.image!r}")
+    relay = ["python3", "-I", "-S", "-c", source("relay"), SOCKET, str(PORT), *words]
+    env = {**_variables(episode), "HOME": "/tmp"}
+    try:
+        result = box.exec(relay, stdin=episode.opening, timeout=MOST_SECONDS, env=env)
+    except (SandboxError, OSError, ValueError) as error:
+        if (cause := cause_of(error)) is None:
+            raise
+        return Left(failure=cause, facts={"raised": words_of(error)})
+    return _left(137 if result.exit_code is None else result.exit_code, result.stdout, result.stderr[-LONGEST_TAIL:])
 
 
 class Function:
@@ -127,11 +186,26 @@ def plays_episodes(target: str) -> bool:
         return False
 
 
-def _filled(word: str, episode: AgentEpisode, folder: Path) -> str:
-    names = {
-        **{name: getattr(episode, name) for name in ("base_url", "key", "model", "mcp_url")},
-        "folder": str(folder),
-    }
+def _words(line: str) -> list[str]:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"agent command:{line}: {error}") from error
+    if not words:
+        raise ValueError(f"agent command:{line}: there is no program")
+    return words
+
+
+def _left(code: int, out: str, err: str) -> Left:
+    """How a command has ended."""
+    answer, facts = out.strip(), {"exit_code": code} | ({"stderr": err} if err else {})
+    if code:
+        return Left(failure=AGENT_FAILED, facts={**facts, "output": answer[-LONGEST_TAIL:]})
+    return Left(assistant(answer) if answer else None, facts=facts)
+
+
+def _filled(word: str, episode: AgentEpisode, folder: str) -> str:
+    names = {**{name: getattr(episode, name) for name in ("base_url", "key", "model", "mcp_url")}, "folder": folder}
     names["task"] = episode.opening
     return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), word)
 

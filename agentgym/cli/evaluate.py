@@ -112,6 +112,8 @@ def _add_agents(command: argparse.ArgumentParser) -> None:
         f"or one that is installed at its first use: {', '.join(NAMES)}"
     )
     add("--agent", action="append", metavar="MODULE:NAME|command:WORDS|NAME", help=own)
+    image = "run the agent's command in a sandbox of this image, with no network but its model and its environment"
+    add("--agent-image", metavar="IMAGE", help=image)
     add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
     add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
     add("--name", help="name of the agent in the results, if there is only one")
@@ -199,7 +201,7 @@ def _resumed(args: argparse.Namespace) -> Suite:
     from agentgym.evaluate.budget import Prices
     from agentgym.evaluate.suite import limits_of, suite_in
 
-    fixed = (*_EXTENT, *_AGENTS, "kwargs", "task", "suite", "out")
+    fixed = (*_EXTENT, *_AGENTS, "agent_image", "kwargs", "task", "suite", "out")
     if asked := args.envs or [_option(name) for name in fixed if getattr(args, name)]:
         raise UsageError(f"--resume uses the options stored in the folder: leave out {asked[0]}")
     find_modules(args.resume)
@@ -227,14 +229,16 @@ def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
     models = [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
     models += [{"serve": folder, **asking} for folder in args.serve or ()]
     kwargs = {"kwargs": args.agent_kwargs} if args.agent_kwargs else {}
+    image = {"image": args.agent_image} if args.agent_image else {}
     playing = [target for target in args.agent or () if plays_episodes(target)]
     if playing and not models:
         raise UsageError(f"--agent {playing[0]} plays by itself: it needs --model and --base-url, or --serve")
     # A model that such an agent asks does not play itself.
-    entries += [{"agent": target, **model} for target in playing for model in models] if playing else models
-    entries += [{"agent": target, **kwargs} for target in args.agent or () if target not in playing]
+    entries += [{"agent": target, **image, **model} for target in playing for model in models] if playing else models
+    entries += [{"agent": target, **image, **kwargs} for target in args.agent or () if target not in playing]
     entries += [{"script": file} for file in args.script or ()]
-    for option, needed in (("agent_kwargs", "agent"), ("serve_args", "serve"), ("base_url", "model")):
+    needs = {"agent_kwargs": "agent", "agent_image": "agent", "serve_args": "serve", "base_url": "model"}
+    for option, needed in needs.items():
         if getattr(args, option) and not getattr(args, needed):
             raise UsageError(f"{_option(option)} needs --{needed}")
     if asking and not (args.model or args.serve):

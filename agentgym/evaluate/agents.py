@@ -121,6 +121,7 @@ def playing(
     *,
     serve: str | Path | None = None,
     name: str | None = None,
+    image: str | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
     extra: Mapping[str, Any] | None = None,
@@ -129,7 +130,8 @@ def playing(
 ) -> AgentSpec:
     """An agent that plays by itself, `command:WORDS`, `package.module:function` or a name, in front of a model; see `chat` for the others.
 
-    The model's settings are of calls that do not have their own. Its policies are those of a spec that is `behind` a gateway.
+    The model's settings are of calls that do not have their own. With an image a command runs in a sandbox. Its policies are those
+    of a spec that is `behind` a gateway.
     """
     given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
     del given["name"]
@@ -153,7 +155,8 @@ async def behind(agent: AgentSpec, folder: Path, prices: Prices | None = None) -
         await engine.start()
     except EndpointError as error:
         raise ValueError(f"agent {agent.name!r}: {error}") from error
-    async with Gateway(engine, folder, cost_of=prices.cost if prices else None) as gateway:
+    cost, local = prices.cost if prices else None, "image" in agent.settings
+    async with Gateway(engine, folder, cost_of=cost, local=local) as gateway:
         yield replace(agent, settings={**agent.settings, "gateway": gateway})
 
 
@@ -197,6 +200,7 @@ def _engine(
     model: str,
     base_url: str | None = None,
     serve: str | None = None,
+    image: str | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
     extra: Mapping[str, Any] | None = None,
@@ -216,7 +220,7 @@ def _playing_maker(gateway: Gateway | None = None, **settings: Any) -> MakePolic
     from agentgym.agents.play import AgentPolicy
 
     _engine(**settings)
-    agent = agent_of(settings["agent"])
+    agent = agent_of(settings["agent"], settings.get("image"))
 
     def make(episode: Episode) -> Policy:
         if gateway is None:

@@ -38,7 +38,7 @@ _SUITE = {
 }
 _ENV = {"id": _TEXT, "name": _TEXT, "kwargs": _TABLE, **_EXTENT, "tasks": _LIST, "agents": _LIST}
 _AGENT = {
-    **dict.fromkeys(("policy", "model", "serve", "agent", "script", "name", "base_url", "system"), _TEXT),
+    **dict.fromkeys(("policy", "model", "serve", "agent", "image", "script", "name", "base_url", "system"), _TEXT),
     **dict.fromkeys(("kwargs", "extra"), _TABLE),
     **dict.fromkeys(("temperature", "timeout", "mistakes"), _NUMBER),
     **dict.fromkeys(("max_tokens", "retries"), _WHOLE),

@@ -12,9 +12,11 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +92,7 @@ class Gateway:
         admin_key: opens, grades and ends episodes over HTTP; None makes one.
         passed: endpoints of other models by the names that agents ask for. What they answer is not recorded.
         cost_of: US dollars of a model's usage (see `Reply.usage`); None where it has no price.
+        local: listen at a Unix socket too, `socket`, for sandboxes without network.
     """
 
     def __init__(
@@ -104,11 +107,14 @@ class Gateway:
         admin_key: str | None = None,
         passed: Mapping[str, Passed] | None = None,
         cost_of: Callable[[str, Mapping[str, int]], float | None] | None = None,
+        local: bool = False,
     ):
         self.backend, self.folder, self.settings, self.limits = backend, Path(folder), settings, limits
         self.host, self.port, self.admin_key = host, port, admin_key or _new_key()
         self.episodes: dict[str, Episode] = {}
         self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
+        self._place = tempfile.TemporaryDirectory(prefix="agentgym-gateway-") if local else None
+        self.socket = f"{self._place.name}/socket" if self._place is not None else ""
         self._by_key: dict[str, Episode] = {}
         self.schemas: dict[str, list[dict[str, Any]]] = {}  # of tools, by their digests: those in the record
         self._sampling: set[asyncio.Task[None]] = set()
@@ -133,13 +139,16 @@ class Gateway:
 
         self._http = web.Server(self._answer, request_factory=request)
         options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
-        self._listening = await loop.create_server(
-            lambda: Connection(self._http, **options), self.host, self.port, backlog=1024
-        )
-        self.port = self._listening.sockets[0].getsockname()[1]
+        connect = partial(Connection, self._http, **options)
+        self._listening = [await loop.create_server(connect, self.host, self.port, backlog=1024)]
+        self.port = self._listening[0].sockets[0].getsockname()[1]
+        if self.socket:
+            self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))
+            os.chmod(self.socket, 0o666)  # a sandbox's user is another one
 
     async def __aexit__(self, *error: object) -> None:
-        self._listening.close()
+        for listening in self._listening:
+            listening.close()
         if self._sampling:
             _, left = await asyncio.wait(self._sampling, timeout=CLOSE_SECONDS)
             for task in left:
@@ -149,6 +158,8 @@ class Gateway:
             if news := episode.news():
                 self.record.note({"episode": episode.id, **news})
         await self.record.close()
+        if self._place is not None:
+            self._place.cleanup()
         os.close(self._lock)
 
     @property

@@ -11,6 +11,7 @@ from typing import Protocol
 
 WORKSPACE = "/workspace"  # the programs' own folder, where they start; empty after `reset`
 PRIVATE = "/private"  # programs can read it and not write to it; empty after `reset`
+SOCKET = "/gateway.sock"  # where programs find `SandboxSpec.socket`
 GROUP_ID = 65534  # of the programs; their user id is each sandbox's own
 MEGABYTE = 1 << 20
 
@@ -56,6 +57,7 @@ class SandboxSpec:
         writable_root: the image's files too can be changed, and others made beside them, where their owners and modes allow it;
             `write` and `put_archive` also make new folders in `/`, to which programs can write. `reset` and `close` drop all
             changes: the image stays as it is, and is not copied. Needs bubblewrap as root, or an engine that limits layers.
+        socket: a Unix socket of this machine that programs may connect to, at `SOCKET`; "": none. Needs a back end on this machine.
     """
 
     image: str = "python"
@@ -69,6 +71,7 @@ class SandboxSpec:
     idle_timeout: float = 3600.0
     start_timeout: float = 60.0
     writable_root: bool = False
+    socket: str = ""
 
 
 @dataclass(frozen=True)

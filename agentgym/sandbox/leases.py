@@ -111,6 +111,11 @@ class Lease:
         if box is not None and os.getpid() == self._pid:
             self._pool.give_back(box)
 
+    def kill(self) -> None:
+        """End the sandbox, also while another thread waits for a program in it: that call raises SandboxError."""
+        if (box := self.box) is not None:
+            box.close()
+
     def __del__(self) -> None:
         box = getattr(self, "box", None)
         if box is not None and os.getpid() == self._pid:

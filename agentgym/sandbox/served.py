@@ -72,6 +72,8 @@ class ServedSandbox:
             raise ValueError("env holds texts")
         if not isinstance(spec.image, str) or {type(spec.network), type(spec.writable_root)} != {bool}:
             raise ValueError("image is a text, network and writable_root true or false")
+        if spec.socket != "":
+            raise ValueError("socket: a server gives a sandbox none of its machine's sockets")
         _check_image(spec.image)
         for name, most in vars(self.most).items():
             if getattr(spec, name) > most:

@@ -22,7 +22,7 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import Recipe, recipe_of
 
-FORMAT = 1  # of what `repository.py` makes; another number makes every image anew
+FORMAT = 2  # of what `repository.py` makes; another number makes every image anew
 JOBS = 2
 
 

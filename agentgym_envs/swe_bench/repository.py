@@ -80,7 +80,9 @@ def make_instance(instance: Instance, cache: Path, release: Path, root: Path) ->
     (place / ".git/objects/info").mkdir(exist_ok=True)
     borrowed = place / ".git/objects/info/alternates"
     borrowed.write_text(f"{before / 'objects'}\n")
-    _git(place, "update-index", "--add", "--remove", "-z", "--stdin", stdin="".join(f"{name}\0" for name in touched))
+    # Known files of the same size and time would not be read again, and the commit would have the solution.
+    for how in ["--force-remove"], ["--add", "--remove"]:
+        _git(place, "update-index", *how, "-z", "--stdin", stdin="".join(f"{name}\0" for name in touched))
     _commit(place)
     _git(place, "repack", "-a", "-d", "--quiet")
     borrowed.unlink()

@@ -1,7 +1,5 @@
 """What must hold of whole runs to the last bit, shown with the embedded engine: equal batches give equal numbers."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ from equal_runs import assert_equal_runs, played, sampled, without_times
 from safetensors.torch import load_file
 from serving_process import serving
 from training_process import SMALL, Training, training
-
-from agentgym.core.trajectory import read_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -130,51 +126,3 @@ def test_with_learning_rate_0_the_evaluation_is_flat(frozen) -> None:
     tokens = sampled(frozen)
     played = [[ids for ids, _ in turns] for _, turns in tokens["eval-000000.jsonl"]]
     assert all(played == [[i for i, _ in turns] for _, turns in tokens[f"eval-{s:06d}.jsonl"]] for s in (1, STEPS))
-
-
-GUESS = '''
-from agentgym import Env, Task, TaskSet
-from agentgym.core.messages import user
-
-
-class Guess(Env):
-    """Say anything with a vowel in it. Two turns at most; no scripted expert."""
-
-    def __init__(self, vowels="aeiou"):
-        super().__init__(max_turns=2)
-        self.vowels = vowels
-
-    @classmethod
-    def default_tasks(cls, split="train"):
-        return TaskSet([Task(f"{split}-{i}", answer=f"word {i}") for i in range(4)], name=f"guess-{split}")
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        return [user(f"Say a word with a vowel, as {self.task.answer} has.")], {}
-
-    def step(self, action):
-        right = any(letter in self.vowels for letter in self.read(action))
-        return self.outcome("Good." if right else "Again.", float(right), right, success=right)
-'''
-
-
-def test_an_environment_in_a_users_own_file_is_trained_on(finished, tmp_path: Path) -> None:
-    (tmp_path / "my_module.py").write_text(GUESS)
-    settings = (
-        "+env=my_module:Guess",
-        "env.kwargs.vowels=aeiouy",
-        "engine=embedded",
-        "learner.workers=1",
-        "model.tiny.layers=1",
-        "trainer.steps=1",
-        "trainer.groups_per_step=4",
-        "algorithm.group_size=4",
-        "trainer.eval_episodes=4",
-    )
-    run = finished(*settings, env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
-    (record,) = run.of_kind("train")
-    assert (record["episodes"], record["failed"]) == (16, 0)
-    assert record["update"]["tokens"] == record["sampled_tokens"] > 0
-    assert json.loads((run.folder / "result.json").read_text())["env"] == "my_module:Guess"
-    episodes = list(read_jsonl(run.folder / "trajectories" / "train-000001.jsonl"))
-    assert all(t.env == "my_module:Guess" for t in episodes)

@@ -17,14 +17,17 @@ from agent_train.algorithms.selection import is_truncated, participants, turn_re
 from agent_train.config.combinations import wrong_combinations
 from agent_train.config.compose import compose
 from agent_train.config.schema import AlgorithmConfig, Config
+from agent_train.config.validation import validate
 from agent_train.data.samples import samples_of
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.report.metrics import read_metrics
-from agent_train.rollout.agents import EngineBackend
+from agent_train.rollout.agents import EngineBackend, agents_of
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.renderer import Renderer
 from agentgym.agents.named import NAMES
+from agentgym.agents.play import play_agent
 from agentgym.core.messages import user
+from agentgym.core.registration import make, spec
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn, read_jsonl
 from agentgym.gateway import Gateway, Settings
 
@@ -230,6 +233,35 @@ def test_an_agent_that_is_run_again_gets_the_answers_that_it_had(model_dir, tmp_
     assert other[:2] == first[:2]
 
 
+@pytest.mark.bubblewrap
+def test_a_command_in_a_sandbox_asks_the_run_s_engine(model_dir, tmp_path):
+    program = (
+        "import json, os, urllib.request;"
+        "head = {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']};"
+        "body = {'model': 'policy', 'max_tokens': 4, 'messages': [{'role': 'user', 'content': 'up or down?'}]};"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions';"
+        "print(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)).status)"
+    )
+    command = f'command:python3 -c "{program}"'
+    config = compose(
+        ["+env=frozen_lake", "engine=embedded", "sandbox=bubblewrap", f"agent={command}", "agent.image=python"]
+    )
+    validate(config)
+
+    async def play():
+        engine, env = EmbeddedEngine(model_dir, MAX_LEN), make("frozen_lake")
+        try:
+            async with agents_of(config, tmp_path, engine, Renderer.of_folder(model_dir)) as agents:
+                return await play_agent(env, agents.policy("key", 1, Journal()), spec("frozen_lake").tasks()[0])
+        finally:
+            await engine.close()
+
+    trajectory = asyncio.run(play())
+    assert trajectory.metadata["agent"]["exit_code"] == 0, trajectory.metadata
+    assert (len(trajectory.turns), trajectory.metadata["steps"][0]["action"]["content"]) == (1, "200")
+    assert len(trajectory.turns[0].tokens.completion_ids) == trajectory.metadata["agent"]["share"]["trainable"] == 4
+
+
 # ---- settings
 
 
@@ -245,6 +277,7 @@ def test_agent_is_short_for_its_setting_and_takes_any_words():
     [
         (["agent=nowhere:play"], "there is no module 'nowhere'"),
         (["agent=command:no-such-program"], "there is no program"),
+        ([f"agent={AGENT}", "agent.image=python"], "only a command"),
         ([f"agent={AGENT}", "algorithm=gigpo"], "the calls of agent.run are no sequence of turns"),
         ([f"agent={AGENT}", "memory.name=summary"], "memory.name=summary: agent.run plays its episodes by itself"),
         ([f"agent={AGENT}", "agent.passed=['judge=nowhere']"], "base_url must begin with http"),

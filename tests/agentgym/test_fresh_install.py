@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -90,6 +91,37 @@ def fresh(tmp_path_factory):
             raise
         pytest.skip(f"no package index that has the build's requirements answers here: {str(error)[-300:]}")
     return made
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(fresh):
+    (wheel,) = (fresh.folder / "dist").glob("*.whl")
+    moved = {"configs": "agent_train/configs", "sandboxes": "agentgym/sandboxes"}
+    here = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "agentgym", "agentgym_envs", "agent_train"]
+    listed = subprocess.run([*here, *moved], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    places = (path.partition("/") for path in listed.split("\n") if (ROOT / path).is_file())
+    wanted = {f"{moved.get(top, top)}/{rest}" for top, _, rest in places}
+    assert {f"{package}/py.typed" for package in ("agentgym", "agentgym_envs", "agent_train")} <= wanted
+    inside = set(ZipFile(wheel).namelist())
+    assert {name for name in inside if ".dist-info/" not in name} == wanted
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in inside)
+
+
+def test_a_wheel_of_the_same_files_is_the_same_to_the_byte(fresh):
+    """Built in another folder, of files that were written at another time and by a user with other habits."""
+    copy = fresh.folder / "copy"
+    copy.mkdir()
+    before = os.umask(0o077)
+    try:
+        for name in ("agentgym", "agentgym_envs", "agent_train", "configs", "sandboxes"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, copy / name, copy_function=shutil.copyfile, ignore=ignored)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copyfile(ROOT / name, copy / name)
+    finally:
+        os.umask(before)
+    fresh.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", "again", str(copy))
+    (wheel,), (again,) = ((fresh.folder / folder).glob("*.whl") for folder in ("dist", "again"))
+    assert again.read_bytes() == wheel.read_bytes()
 
 
 def test_it_is_small_and_holds_nothing_heavy(fresh):

@@ -17,7 +17,7 @@ from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
 from agentgym.sandbox.backends.docker import open_docker
 from agentgym.sandbox.images import build as sandbox_images
 from agentgym.sandbox.images import debian, interpreters
-from agentgym_envs.swe_bench import images
+from agentgym_envs.swe_bench import images, repository
 from agentgym_envs.swe_bench.commands import command_of
 from agentgym_envs.swe_bench.instances import Instance, read_instances
 from agentgym_envs.swe_bench.logs import log_parser
@@ -120,6 +120,25 @@ def test_programs_work_in_it_and_reset_forgets_that(box):
     assert box.exec(work, cwd="/testbed").ok
     box.reset()
     assert box.exec("git status --porcelain; git rev-list --count HEAD; ls new", cwd="/testbed").stdout == "1\n"
+
+
+def test_the_commit_has_the_files_without_the_solution_also_where_that_does_not_change_their_size(tmp_path):
+    """All files have one time, so size and time do not tell git which of them the patches were taken out of."""
+    release, root = tmp_path / "digest" / "rootfs", tmp_path / "root"
+    (release / "testbed").mkdir(parents=True)
+    root.mkdir()
+    patches = {}
+    for name in "client.py", "tests.py":
+        (release / "testbed" / name).write_text("second\nfirst\n")
+        os.utime(release / "testbed" / name, (repository.TIME, repository.TIME))
+        begin = f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n"
+        patches[name] = f"{begin}@@ -1,2 +1,2 @@\n+second\n first\n-second\n"
+    changed = instance(patch=patches["client.py"], test_patch=patches["tests.py"], sdist="client==1")
+    repository.make_instance(changed, tmp_path / "cache", release, root)
+    committed = subprocess.run(
+        ["git", "-C", str(root / "testbed"), "show", "HEAD:client.py"], capture_output=True, text=True, check=True
+    )
+    assert committed.stdout == (root / "testbed" / "client.py").read_text() == "first\nsecond\n"
 
 
 def test_an_instance_adds_little_to_its_release(built):

@@ -24,7 +24,7 @@ from typing import Any
 
 from agentgym.processes import cgroups
 from agentgym.processes.cgroups import ControlGroup, GroupLimits
-from agentgym.sandbox.api import GROUP_ID, SandboxError, SandboxSpec
+from agentgym.sandbox.api import GROUP_ID, SOCKET, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command
@@ -342,6 +342,7 @@ def arguments(
         options += _image_root(layers[0], spec.network)
     for name in _NETWORK_ETC if spec.network else ():
         options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    options += ["--ro-bind", spec.socket, SOCKET] if spec.socket else []
     options += ["--proc", "/proc", "--dev", "/dev"]
     options += ["--dev-bind", "/dev/pts", "/dev/pts"] if terminals else []
     for path in (Path("/proc", name) for name in _HIDDEN):

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, WORKSPACE, SandboxError, SandboxSpec
+from agentgym.sandbox.api import GROUP_ID, MEGABYTE, PRIVATE, SOCKET, WORKSPACE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, limits, seccomp
 from agentgym.sandbox.discovery import Found, found, marks
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH, GuestSandbox, SocketStream, greet, guest_command, source
@@ -168,7 +168,10 @@ def _config(
     devpts = DriverConfig("local", {"type": "devpts", "device": "devpts", "o": f"{limits.PTY_OPTIONS},gid=5"})
     host_config = api.create_host_config(
         auto_remove=True,
-        mounts=[Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS],
+        mounts=[
+            *(Mount(wish, None, driver_config=devpts, labels=OWNED) for wish in wishes if wish == TERMINALS),
+            *([Mount(SOCKET, spec.socket, type="bind", read_only=True)] if spec.socket else []),
+        ],
         init=False,
         network_mode="bridge" if spec.network else "none",
         ipc_mode="private",

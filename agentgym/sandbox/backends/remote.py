@@ -70,6 +70,8 @@ def why_not(urls: str, image: str) -> str | None:
 
 def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
     """Start a sandbox on a server; of several URLs, joined by commas, on the next one that has room. Raises SandboxError."""
+    if spec.socket:
+        raise SandboxError(f"a sandbox at {urls} cannot reach the socket {spec.socket} of this machine")
     address = _address(urls)
     first = next(_turn) % len(address.servers)
     reasons = []
@@ -78,8 +80,9 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
             channel = RemoteChannel(address, server)
             try:
                 fields = {**vars(spec), "env": dict(spec.env), "image": _image_there(spec.image)}
-                if not spec.writable_root:  # older servers do not know it
-                    del fields["writable_root"]
+                for name in ("writable_root", "socket"):  # which older servers do not know
+                    if not fields[name]:
+                        del fields[name]
                 told = channel.start(fields, run, spec.start_timeout + GRACE)
             except BaseException:
                 channel.close()

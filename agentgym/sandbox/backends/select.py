@@ -23,6 +23,7 @@ from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
+from agentgym.sandbox.leases import Lease
 from agentgym.sandbox.pool import Places, Room, SandboxPool
 
 PROBE_SECONDS = 20.0  # in which a fresh sandbox must have started and run a program
@@ -111,7 +112,7 @@ os.register_at_fork(after_in_child=process_state.begin_anew)
 
 def acquire(
     spec: SandboxSpec, backend: str | None = None, timeout: float = 110.0, *, patience: float = 0.0, first: bool = False
-) -> Sandbox:
+) -> Lease:
     """A clean sandbox from the process's pool of equal specs; `close` gives it back.
 
     Args:

@@ -93,6 +93,28 @@ def test_a_command_is_an_agent_too_and_one_that_fails_has_failed_its_episodes(ca
     assert (regraded.graded, regraded.changed) == (4, 0)
 
 
+@pytest.mark.bubblewrap
+def test_a_command_plays_in_a_sandbox_of_an_image(capsys, monkeypatch):
+    monkeypatch.setenv("AGENTGYM_SANDBOX", "bubblewrap")
+    program = (
+        "import json, os, urllib.request; assert not os.listdir(); open('mine', 'w');"
+        "head = {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']};"
+        "body = {'model': 'double', 'messages': [{'role': 'user', 'content': os.environ['AGENTGYM_TASK']}]};"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions';"
+        "asked = urllib.request.Request(url, json.dumps(body).encode(), head);"
+        "print(json.load(urllib.request.urlopen(asked))['choices'][0]['message']['content'])"
+    )
+    given = ["--agent", f'command:python3 -c "{program}"', "--agent-image", "python", "--concurrency", "2"]
+    with serving(answer) as url:
+        code, results = evaluated(capsys, *given, "--model", "double", "--base-url", url)
+    assert code == 0, results
+    (cell,) = results["cells"]
+    assert (cell["errors"], cell["requests"], cell["success"]) == (0, 4, 0.5), episodes()
+    assert all(trajectory.metadata["agent"]["exit_code"] == 0 for trajectory in episodes().values())
+    assert main(["eval", "parity", "--agent", "openai_sdk:play", *given[2:], "--model", "m", "--base-url", url]) == 2
+    assert "only a command" in capsys.readouterr().err
+
+
 def test_limits_bind_an_agent(capsys):
     Path("greedy.py").write_text(
         "import openai\n"
