@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_train.algorithms.ratings import PAST
 from agent_train.config.schema import Config
 from agent_train.learner.roles import roles_of
 
@@ -74,8 +75,13 @@ def learner_devices(config: Config) -> int:
 
 def gpus_needed(config: Config) -> int:
     """GPUs that learner ranks and vLLM servers take. The embedded engine shares with rank 0, colocated servers with ranks."""
-    servers = config.engine.replicas * config.engine.tensor_parallel
+    servers = (config.engine.replicas + past_servers(config)) * config.engine.tensor_parallel
     return learner_devices(config) + _has_own_gpus(config) * servers
+
+
+def past_servers(config: Config) -> int:
+    """Servers beside the others that hold weights of earlier steps, 0 or 1."""
+    return int(PAST in config.env.players.values())
 
 
 def _has_own_gpus(config: Config) -> bool:
@@ -127,7 +133,7 @@ def _beside(config: Config, nodes: Sequence[Mapping[str, float]], ranks: int) ->
         size, share = (engine.tensor_parallel, gpu_share(total, engine.name)) if own else (1, 1.0)
         slots = [int(count / share) for count in gpus]
         left = devices - sum(count % size for count in slots)
-        free = sum(count // size for count in slots) - math.ceil(max(left, 0) / size)
+        free = sum(count // size for count in slots) - math.ceil(max(left, 0) / size) - own * past_servers(config)
         beside = free if own else ranks if engine.placement == "colocated" else servers
         servers = min(servers, beside) if free >= 0 else 0
     fits = servers >= 1 and room >= 1 and sum(map(int, cpus)) >= devices

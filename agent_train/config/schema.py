@@ -75,6 +75,8 @@ class EnvConfig:
     players: dict[str, str] = setting(
         {}, "[players](algorithms.md#players) that do not learn, and who plays them: `env.players.O=expert`"
     )
+    past_every: int = setting(10, "steps between [past policies](algorithms.md#past-policies)", needs="env.players")
+    past_keep: int = setting(10, "of them, with that of the start", bounds="[2, inf)", needs="env.players")
 
 
 @dataclass
@@ -125,8 +127,7 @@ class EngineConfig:
     )
     batch_wait: float = setting(
         10.0,
-        "seconds that a batch of the embedded engine waits for an episode in a long step; with `trainer.deterministic` it "
-        "waits for all",
+        "seconds that the embedded engine waits for an episode in a long step; with `trainer.deterministic` for all",
     )
     port: int = setting(0, "of the first server, the next ones follow; 0 takes free ones", bounds="[0, 65535]")
     kv_cache_bytes: int = setting(4 << 30, "key-value cache of a CPU server")

@@ -11,11 +11,12 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_train.cluster.placement import gpus_needed, visible_gpus
+from agent_train.algorithms.ratings import PAST
+from agent_train.cluster.placement import gpus_needed, past_servers, visible_gpus
 from agent_train.config.combinations import wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
@@ -186,8 +187,9 @@ def _wrong_machine(config: Config) -> Iterator[str]:
     needed = gpus_needed(config)
     if gpus > 1 and needed > gpus:
         yield f"learner.workers={workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
-    if gpus == 1 and vllm and engine.replicas * engine.tensor_parallel > 1:
-        yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}: this machine shows 1 GPU"
+    if gpus == 1 and vllm and (engine.replicas + past_servers(config)) * engine.tensor_parallel > 1:
+        beside = " and the server of env.players=past" * past_servers(config)
+        yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}{beside}: this machine shows 1 GPU"
 
 
 def _installed(package: str) -> bool:
@@ -289,12 +291,29 @@ def _wrong_env(config: Config) -> Iterator[str]:
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
         try:
-            maker_of(agent)
+            if agent != PAST:
+                maker_of(agent)
         except ValueError as error:
             yield f"env.players.{player}={agent}: {first_line(error)}"
+    yield from _wrong_players(config, players)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"
+
+
+def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
+    given = config.env.players
+    if players and set(players) <= given.keys():
+        yield f"env.players: no player of {config.env.id} is left to learn: leave {players[0]} out"
+    past = [f"env.players.{player}={PAST}" for player, agent in given.items() if agent == PAST]
+    if not past:
+        return
+    if not players and not config.env.url:
+        yield f"{past[0]}: {config.env.id} has no players, but one agent: leave it out"
+    if config.trainer.staleness:
+        yield f"{past[0]}: all episodes of a step meet the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
+    if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
+        yield f"{past[0]}: its weights are in an engine of the run's own: set engine=vllm or engine=embedded, and engine.placement=own"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:

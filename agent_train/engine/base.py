@@ -130,6 +130,9 @@ class Engine:
             raise ValueError(f"{count} sessions closed, but only {self.live_sessions} are open")
         self.live_sessions -= count
 
+    def play_beside(self, other: Engine) -> None:
+        """Say that the episodes whose sessions the `other` engine has open may ask this one in place of it, one of both at a time."""
+
     def check_request(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         """Raise ValueError for a request that no engine can answer."""
         if not prompt_ids:

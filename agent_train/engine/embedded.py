@@ -6,21 +6,26 @@ batch starts when every session waits, so that equal seeds give equal batches an
 
 import asyncio
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, Sampling
 from agent_train.engine.decoding import Request, decode
 from agent_train.report.timeline import Timeline
 from agent_train.weights.collective import WeightGroup, checksum, make_group, receive_buckets
+from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
+
+_LOADING = threading.Lock()  # transformers mixes up two models that load at the same time
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +62,8 @@ class EmbeddedEngine(Engine):
         if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
         try:
-            model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=getattr(torch, dtype))
+            with _LOADING:
+                model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=getattr(torch, dtype))
         except (OSError, ValueError) as error:
             raise EngineError(f"the embedded engine cannot load {model_dir}: {error}") from error
         self.model: Any = model.to(self._device).eval().requires_grad_(False)
@@ -72,6 +78,8 @@ class EmbeddedEngine(Engine):
         self._group: WeightGroup | None = None
         self._closed: str | None = None
         self._timeline = Timeline()
+        self._beside: list[EmbeddedEngine] = [self]  # those that the same episodes ask
+        self._fetched = WeightCopy()
 
     @classmethod
     async def start(
@@ -119,8 +127,14 @@ class EmbeddedEngine(Engine):
 
     def close_session(self, count: int = 1) -> None:
         super().close_session(count)
-        if self._waiting:  # the others may now all be waiting
+        if any(each._waiting for each in self._beside):  # the others may now all be waiting
             self._consider()
+
+    def play_beside(self, other: Engine) -> None:
+        """Batches of both start when every session waits for one of them: what a batch holds depends on no clock."""
+        if isinstance(other, EmbeddedEngine):
+            other._beside += self._beside
+            self._beside = other._beside
 
     @property
     def connected(self) -> bool:
@@ -136,6 +150,20 @@ class EmbeddedEngine(Engine):
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         loads = f"loads version {version}"
         sums: dict[str, int] = await self._in_thread(lambda: self._load(manifest, version), loads)
+        return sums
+
+    async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
+        """Read a folder of all weights, to load them next; their checksums."""
+        try:
+            read = await self._in_thread(lambda: self._fetched.read(Path(folder), keep=False), f"reads {folder}")
+        except SafetensorError as error:
+            raise EngineError(f"embedded engine: {folder} cannot be read: {error}") from error
+        return [read]
+
+    async def load_fetched(self, version: int) -> dict[str, int]:
+        fetched, self._fetched = self._fetched.tensors, WeightCopy()
+        loads = f"loads version {version}"
+        sums: dict[str, int] = await self._in_thread(lambda: self._copy(fetched, fetched.items(), version), loads)
         return sums
 
     async def live(self) -> None:
@@ -156,13 +184,18 @@ class EmbeddedEngine(Engine):
         self.model = None
 
     def _consider(self) -> None:
-        """Start a batch now, soon, or after a quiet time."""
+        """Start a batch soon, or after a quiet time; if every session waits, also those of the engines beside this one."""
+        all_wait = sum(each.live_sessions - len(each._waiting) for each in self._beside) <= 0
+        for each in self._beside if all_wait else [self]:
+            each._start_soon(all_wait)
+
+    def _start_soon(self, all_wait: bool) -> None:
         if self._batch is not None or self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        if self.live_sessions <= len(self._waiting):
+        if all_wait:
             # One pass of the loop lets those who ask at the same time come in too.
             self._timer = loop.call_soon(self._start)
         elif self._batch_wait is not None:
@@ -196,14 +229,20 @@ class EmbeddedEngine(Engine):
     def _load(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         if self._group is None:
             raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
+        return self._copy({info.name for info in manifest}, receive_buckets(self._group, manifest), version)
+
+    def _copy(
+        self, names: Collection[str], tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> dict[str, int]:
+        """Copy tensors of these names into the model; the checksum of each."""
         parameters = dict(self.model.named_parameters())
-        if missing := sorted(parameters.keys() - {info.name for info in manifest}):
+        if missing := sorted(parameters.keys() - names):
             left_out = f"{len(missing)} parameters of the model, first {missing[0]!r}"
             raise WeightTransferError(f"the sender leaves out {left_out}")
         sums: dict[str, int] = {}
         try:
             with torch.no_grad():
-                for name, tensor in receive_buckets(self._group, manifest):
+                for name, tensor in tensors:
                     sums[name] = checksum(tensor)
                     if name in parameters:
                         parameters[name].copy_(tensor)

@@ -18,6 +18,7 @@ from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory
 from agentgym.evaluate.statistics import success_interval
 
 if TYPE_CHECKING:
+    from agent_train.algorithms.ratings import PlayersMetrics
     from agent_train.algorithms.selection import SelectionMetrics
     from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
     from agent_train.learner.measures import UpdateMetrics
@@ -137,6 +138,7 @@ class StepMetrics:
     critic: CriticMetrics | None
     prm: PrmMetrics | None
     pools: PoolMetrics | None = None
+    players: PlayersMetrics | None = None
     agent: AgentMetrics | None = None
     journal_turns: int = 0
     retried_turns: int = 0

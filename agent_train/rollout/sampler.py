@@ -83,9 +83,10 @@ class TokenPolicy:
             return RecentMemory(self._settings.turns)
         return SummaryMemory(self._settings, self._renderer, self._engine.max_model_len, self._sampling.max_tokens)
 
-    def for_player(self, name: str) -> "TokenPolicy":
-        """The same for the conversation of a player: with seeds of its own, and in the episode's journal."""
+    def for_player(self, name: str, engine: Engine | None = None) -> "TokenPolicy":
+        """The same for the conversation of a player: with seeds of its own, and in the episode's journal; by another engine, if one is given."""
         own = copy.copy(self)
+        own._engine = engine or self._engine
         own._seed = None if self._seed is None else derive_seed(self._seed, "player", name)
         own._memory = self._new_memory()
         return own
@@ -143,6 +144,16 @@ class TokenPolicy:
         return await self._engine.generate(prompt.ids, sampling, self._episode)
 
 
+class PastPolicy:
+    """Plays as another policy does, and does not learn: its tokens are in the journal alone."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+
+    async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
+        return replace(await self._policy.act(messages, tools), tokens=None)
+
+
 @dataclass
 class Sampler:
     """Plays episodes with the engine's present weights.
@@ -162,7 +173,7 @@ class Sampler:
     memory: MemoryConfig | None = None  # of every episode
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
-
+    past: Mapping[str, Engine] = field(default_factory=dict)  # of these the engine of each whom earlier weights play
     judge: GroupJudge | None = None  # of every group
 
     def __post_init__(self) -> None:
@@ -279,13 +290,14 @@ class Sampler:
         if self.agents is not None:
             return self.agents.policy(episode_key(episode.seed), episode.seed, journal)
         learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
-        others = {name: make(episode) for name, make in self.others.items()}
+        others: dict[str, Policy] = {name: make(episode) for name, make in self.others.items()}
+        others |= {name: PastPolicy(learning.for_player(name, engine)) for name, engine in self.past.items()}
         return ByPlayer(others, learning) if others else learning
 
     async def _raise_common_cause(self, failed: Sequence[Trajectory], played: int, losses: int) -> None:
         """Raise EngineError if the engine is dead, or EngineLostError if every episode failed and it has had more losses since."""
-        if failed:
-            await self.engine.live()
+        for engine in {self.engine, *self.past.values()} if failed else ():
+            await engine.live()
         if failed and len(failed) == played and (lost := await self.engine.losses() - losses):
             parts = f"while the engine lost {lost} of its parts"
             raise EngineLostError(f"none of {played} episodes ended well {parts}; the first error: {failed[0].error}")

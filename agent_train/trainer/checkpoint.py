@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ class Progress:
     kl_coef: float = 0.0  # the coefficient of the KL to the reference in the next step
     episodes: int = 0  # finished ones, trained on or dropped
     tokens: int = 0  # of these
+    ratings: dict[str, float] = field(default_factory=dict)  # see `agent_train.rollout.past`
 
 
 @dataclass(frozen=True)

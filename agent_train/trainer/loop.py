@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_train.cluster.files import RunFiles
 from agent_train.cluster.placement import PlacementError, own_ray_cpus, parts_asked, parts_that_fit
@@ -16,6 +16,10 @@ from agent_train.learner.tiny import build_tiny
 from agent_train.report.tracking import Tracker
 from agent_train.trainer.checkpoint import Checkpoint, Checkpoints, Progress
 from agent_train.trainer.run_folder import RunFolder
+
+
+class Watched(Protocol):
+    async def watch(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,8 @@ class TrainerContext:
     async def watch(self) -> None:
         """Run beside the steps, until cancelled; an error ends the training."""
 
-    def roles(self) -> Sequence[Learner]:
-        """All whose ranks the run needs."""
+    def watched(self) -> Sequence[Watched]:
+        """All whose processes the run needs."""
         return self.learners
 
     async def save(self, progress: Progress) -> None:
@@ -56,7 +60,7 @@ async def train(context: TrainerContext) -> None:
     """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
     try:
         async with asyncio.TaskGroup() as beside:
-            watches = [context.watch, context.files.watch, *(role.watch for role in context.roles())]
+            watches = [context.watch, context.files.watch, *(each.watch for each in context.watched())]
             watching = [beside.create_task(watch()) for watch in watches]
             await _take_steps(context)
             for watch in watching:

@@ -1,7 +1,6 @@
 """mode=rl: play, choose, score, compute advantages, update, sync. `RlContext.take_step` reads top to bottom."""
 
 import asyncio
-import contextlib
 import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -15,19 +14,20 @@ from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
+from agent_train.algorithms.ratings import PAST
 from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
-from agent_train.config.extensions import engines, rollouts
+from agent_train.config.extensions import rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.players import apart
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
-from agent_train.learner.actor_group import Learner, shared_devices
+from agent_train.learner.actor_group import Learner
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside, start_models
+from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base, sends_adapters
 from agent_train.learner.tiny import texts_of_env
 from agent_train.report.metrics import Clock, StepMetrics, read_metrics, step_metrics
@@ -39,12 +39,14 @@ from agent_train.rollout.env_workers import placed_env
 from agent_train.rollout.group_judge import GroupJudge
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.others import maker_of
+from agent_train.rollout.past import Past, opponent_of, past_players, rated
 from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
-from agent_train.trainer.loop import Joined, TrainerContext, find_model, join_cluster, open_parts
+from agent_train.trainer.loop import TrainerContext, Watched, find_model, join_cluster, open_parts
 from agent_train.trainer.run_folder import RunFolder
+from agent_train.trainer.start_parts import start_parts
 from agent_train.trainer.warm_start import demonstrations, warm_start
 from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
 from agentgym.agents.play import play_agent
@@ -55,7 +57,6 @@ from agentgym.core.trajectory import Group, Trajectory, write_jsonl
 from agentgym.rollout.episode import Limits
 from agentgym.service.client.lookup import held
 
-CLOSE_SECONDS = 5.0
 TOKENIZER_EPISODES = 64
 DEMONSTRATION_SECONDS = 1800.0
 
@@ -77,6 +78,7 @@ class RlContext(TrainerContext):
     train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Task[list[TrainingSample]] | None
+    past: Past | None  # of a run with such players
     weights: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while they change or are sent
 
     async def begin(self, progress: Progress) -> None:
@@ -89,9 +91,13 @@ class RlContext(TrainerContext):
         self.tracker.phase("connecting learner and engine")
         async with self.weights:
             await self.sync(progress.step)
+            if self.past is not None:
+                await self.past.keep(self.models.policy, progress.step)
 
     async def take_step(self, progress: Progress) -> Progress:
         clock = Clock(self.tracker.timeline)
+        if self.past is not None:
+            await self.past.meet(opponent_of(self.config, progress))
         rollout, journal = await self.rollouts.take(progress.step)
         groups, greedy = rollout.groups, rollout.greedy
         if self.config.engine.placement == "colocated":
@@ -102,6 +108,8 @@ class RlContext(TrainerContext):
 
         async def send(progress: Progress) -> int:
             checksum = await self.sync(progress.step)
+            if self.past is not None:
+                await self.past.keep(self.models.policy, progress.step)
             if self.config.trainer.staleness:  # else the next rollout begins after evaluation and checkpoint
                 self.rollouts.begin(progress.step)
             return checksum
@@ -113,8 +121,9 @@ class RlContext(TrainerContext):
         self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()))
         return progress
 
-    def roles(self) -> list[Learner]:
-        return [role for role in vars(self.models).values() if isinstance(role, Learner)]
+    def watched(self) -> list[Watched]:
+        roles = [role for role in vars(self.models).values() if isinstance(role, Learner)]
+        return [*roles, *([] if self.past is None else [self.past])]
 
     async def save(self, progress: Progress) -> None:
         learners = {learner.role: learner for learner in self.learners}
@@ -122,6 +131,8 @@ class RlContext(TrainerContext):
 
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""
+        if self.past is not None:
+            await self.past.meet(0)  # the same in every evaluation
         tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
         trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended)
         write_jsonl(self.folder.episodes("eval", step), trajectories)
@@ -219,7 +230,8 @@ async def train_on(
     kl_coef = progress.kl_coef
     async with changing:
         update, critic, prm = await learn(config, models, progress, kept, samples)
-        progress = after(config, progress, groups, selection.episodes, update)
+        ratings, players = rated(config, progress, _trajectories(groups))
+        progress = replace(after(config, progress, groups, selection.episodes, update), ratings=ratings)
         clock.lap("learn")
 
         checksum = await send(progress)
@@ -227,7 +239,7 @@ async def train_on(
 
     spread = mean_and_spread([sample for sample in samples if sample.in_loss])
     measured = (clock, checksum, selection, spread, kl_coef, update, critic, prm, config.trainer.staleness > 0)
-    return progress, step_metrics(progress.step, groups, *measured)
+    return progress, replace(step_metrics(progress.step, groups, *measured), players=players)
 
 
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
@@ -371,9 +383,9 @@ async def open_rl(
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
-        engine, models = await _start_parts(joined, folder, model_dir, tracker, stack)
+        engine, models, past = await start_parts(joined, folder, model_dir, tracker, stack)
         agents = await stack.enter_async_context(agents_of(config, folder.next_record(), engine, renderer))
-        sampler, trainer = sampler_of(config, make_env, engine, renderer, agents), config.trainer
+        sampler, trainer = sampler_of(config, make_env, engine, renderer, agents, past), config.trainer
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         checksums = trained_checksums(folder)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
@@ -401,6 +413,7 @@ async def open_rl(
             train_tasks=train_tasks,
             test_tasks=test_tasks,
             demonstrations=demonstrated,
+            past=past,
         )
 
 
@@ -411,7 +424,12 @@ def trained_checksums(folder: RunFolder) -> dict[int, int]:
 
 
 def sampler_of(
-    config: Config, make_env: Callable[[], Env], engine: Engine, renderer: Renderer, agents: Agents | None = None
+    config: Config,
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    agents: Agents | None = None,
+    past: Past | None = None,
 ) -> Sampler:
     # An engine limits its answers itself, without the time in which a request waits for a new server, say.
     limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
@@ -431,55 +449,9 @@ def sampler_of(
         memory=config.memory,
         agents=agents,
         judge=None if config.judge.url is None else GroupJudge(config.judge, config.trainer.seed),
-        others={player: maker_of(agent) for player, agent in config.env.players.items()},
+        others={player: maker_of(agent) for player, agent in config.env.players.items() if agent != PAST},
+        past={} if past is None else dict.fromkeys(past_players(config), past.engine),
     )
-
-
-async def _start_parts(
-    joined: Joined, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
-) -> tuple[Engine, Models]:
-    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
-
-    A colocated engine starts first and gives its memory back, since both want the same.
-    """
-    config = joined.config
-
-    async def open_engine(**placed: Any) -> Engine:
-        engine: Engine = await engines.load(config.engine.name)(
-            config.engine,
-            model_dir,
-            folder.logs,
-            dtype=config.model.dtype,
-            seed=config.trainer.seed,
-            adapter_rank=config.lora.rank,
-            deterministic=config.trainer.deterministic,
-            timeline=tracker.timeline,
-            on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
-            **placed,
-        )
-        stack.push_async_callback(_close_in_time, engine)
-        return engine
-
-    begin = folder.start if folder.start.is_dir() else model_dir
-    if config.engine.placement == "colocated":
-        bundles = await shared_devices(config)
-        alone = await open_engine(bundles=bundles)
-        await alone.sleep()
-        return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles)
-    try:
-        async with asyncio.TaskGroup() as parts:
-            few = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
-            engine = parts.create_task(open_engine(**few))
-            models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return engine.result(), models.result()
-
-
-async def _close_in_time(engine: Engine) -> None:
-    """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
 
 
 async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> list[TrainingSample]:

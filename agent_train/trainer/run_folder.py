@@ -9,6 +9,7 @@ turns/               000012.jsonl: what was sampled for a step that is in no che
 lock                 held by the process that writes
 *.before-resume-N    what came after the checkpoint that the run was resumed from
 weights/, adapters/  what servers read: 000001/
+past/                000010/: the weights of a step that a player is played by, and in 000010.json their checksums
 logs/                what servers and workers print
 timeline.json        where every part spent its time, in Chrome's trace event format
 report.html
@@ -17,6 +18,7 @@ report.html
 import contextlib
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -87,6 +89,16 @@ class RunFolder:
         for path in self.turns.glob("*.jsonl"):
             if path.stem.isdigit() and int(path.stem) <= step:
                 path.unlink(missing_ok=True)
+
+    def past_weights(self, step: int) -> Path:
+        return self.path / "past" / f"{step:06d}"
+
+    def forget_past_weights(self, first: int) -> None:
+        """Remove those of the steps before `first`, except those of the start."""
+        for sums in self.past_weights(0).parent.glob("*.json"):
+            if sums.stem.isdigit() and 0 < int(sums.stem) < first:
+                shutil.rmtree(sums.with_suffix(""), ignore_errors=True)
+                sums.unlink()
 
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""

@@ -205,6 +205,18 @@ async def sync_files(learner: Sender, engine: FileReceiver, folder: Path, versio
     return _checked(sent, arrived, f"weight sync to version {version}, {folder}")
 
 
+async def load_saved(engine: FileReceiver, folder: Path, version: int, sums: Mapping[str, int]) -> None:
+    """Load a folder of `save_weights`, which told these checksums. Raises WeightSyncError if others arrive."""
+    what = f"loading the weights of step {version}, {folder}"
+
+    async def move() -> dict[str, int]:
+        for read in await engine.fetch_weights(folder):
+            _checked(sums, read, what)
+        return await engine.load_fetched(version)
+
+    _checked(sums, await _unless_lost(engine, move), what)
+
+
 def _next(folder: Path) -> Path:
     """The place of the next sync in a folder, which is made where it is missing. With it, the newest KEPT remain."""
     folder = folder.absolute()

@@ -1,0 +1,73 @@
+"""Starts what a run samples and learns with: its engine, its models, and the engine of players of the past."""
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_train.config.extensions import engines
+from agent_train.config.schema import EngineConfig
+from agent_train.engine.base import Engine
+from agent_train.learner.actor_group import shared_devices
+from agent_train.learner.role_start import Models, start_models
+from agent_train.report.tracking import Tracker
+from agent_train.rollout.past import Past, past_players
+from agent_train.trainer.loop import Joined
+from agent_train.trainer.run_folder import RunFolder
+
+CLOSE_SECONDS = 5.0
+
+
+async def start_parts(
+    joined: Joined, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
+) -> tuple[Engine, Models, Past | None]:
+    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
+
+    A colocated engine starts first and gives its memory back, since both want the same.
+    """
+    config = joined.config
+
+    async def open_engine(settings: EngineConfig = config.engine, logs: Path = folder.logs, **own: Any) -> Engine:
+        engine: Engine = await engines.load(settings.name)(
+            settings,
+            model_dir,
+            logs,
+            dtype=config.model.dtype,
+            seed=config.trainer.seed,
+            deterministic=config.trainer.deterministic,
+            on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
+            **own,
+        )
+        stack.push_async_callback(_close_in_time, engine)
+        return engine
+
+    given: dict[str, Any] = {"adapter_rank": config.lora.rank, "timeline": tracker.timeline}
+    begin = folder.start if folder.start.is_dir() else model_dir
+    if config.engine.placement == "colocated":
+        bundles = await shared_devices(config)
+        alone = await open_engine(bundles=bundles, **given)
+        await alone.sleep()
+        return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles), None
+    earlier: asyncio.Task[Engine] | None = None
+    try:
+        async with asyncio.TaskGroup() as parts:
+            few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
+            engine = parts.create_task(open_engine(**few, **given))
+            models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
+            if past_players(config):
+                beside = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
+                earlier = parts.create_task(open_engine(beside, folder.logs / "past"))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    if earlier is None:
+        return engine.result(), models.result(), None
+    earlier.result().play_beside(engine.result())
+    return engine.result(), models.result(), Past(config, folder, earlier.result())
+
+
+async def _close_in_time(engine: Engine) -> None:
+    """Close the engine, but not for longer than a stop may take: Ray's end takes its processes too."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
