@@ -66,9 +66,7 @@ class EnvConfig:
     train_split: str = setting("train", "tasks to train on")
     test_split: str = setting("test", "held-out tasks, for evaluation")
     step_timeout: float = setting(0.0, "seconds for one `step`; 0: what the environment says, at least 60", bounds=ZERO)
-    placement: str = setting(
-        "local", "ray: [over a Ray cluster](#environments-over-a-ray-cluster)", choices="local ray"
-    )
+    placement: str = setting("local", "ray: over a [cluster](#environments-over-a-ray-cluster)", choices="local ray")
     workers: int = setting(0, "of its servers; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray")
     cpus: float = setting(1.0, "of each of them")
     rollout: str = setting("episode", "plays one episode", extensions="rollouts")

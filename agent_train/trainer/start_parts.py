@@ -51,6 +51,7 @@ async def start_parts(
         await alone.sleep()
         return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles), None
     earlier: asyncio.Task[Engine] | None = None
+    tracker.phase("starting engine and learner")
     try:
         async with asyncio.TaskGroup() as parts:
             few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
@@ -59,6 +60,8 @@ async def start_parts(
             if past_players(config):
                 beside = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
                 earlier = parts.create_task(open_engine(beside, folder.logs / "past"))
+            await asyncio.wait({engine, *([earlier] if earlier else [])})
+            tracker.phase("starting the learner")
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     if earlier is None:

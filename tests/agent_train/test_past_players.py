@@ -274,7 +274,9 @@ def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_server_beside_those_of_the_run_plays_the_past(tmp_path):
+def test_a_server_beside_those_of_the_run_plays_the_past(tmp_path, uncut):
+    if not uncut:
+        pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
     words = "engine=vllm", "engine.kv_cache_bytes=268435456", "engine.max_concurrent=16", "engine.start_timeout=480"
     steps = stopped_after(5, tmp_path / "run", *words, "trainer.deterministic=false", "trainer.save_every=100")
     assert told_apart(tmp_path / "run", steps, first=1, close=1e-3, far=3e-3)
