@@ -18,6 +18,7 @@ from agent_train.algorithms.ratings import PAST
 from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
+from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import rollouts
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec, sandbox_choice
@@ -460,6 +461,9 @@ async def _demonstrations(config: Config, spec: EnvSpec, model_dir: Path) -> lis
     try:
         return await asyncio.wait_for(asyncio.wrap_future(playing.future()), DEMONSTRATION_SECONDS)
     except RayTaskError as error:
+        if isinstance(error.cause, ImportError):
+            there = "install its package on every node, or start in the folder of its file"
+            raise PlacementError(f"a worker of Ray cannot import the environment: {error.cause}: {there}") from None
         raise error.cause from None
     except RayError as error:
         raise LostError(f"the worker that makes the expert's demonstrations died: {error}") from error
