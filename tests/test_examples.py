@@ -236,7 +236,8 @@ class TestThoseThatTrain:
 @pytest.mark.slow
 def test_grpo(tmp_path):
     """That it learns is in its first lines: a run of minutes."""
-    lines = run("grpo", "--steps", "2", "--expert-episodes", "16", "--eval-episodes", "4", cwd=tmp_path).splitlines()
+    shorter = ("--steps", "2", "--expert-episodes", "16", "--eval-episodes", "4")
+    lines = run("grpo", *shorter, cwd=tmp_path, timeout=280).splitlines()
     assert [line.partition(":")[0] for line in lines[1:]] == [
         *("held-out success after step 0", "step 1", "step 2"),
         "held-out success after step 2",
