@@ -210,17 +210,19 @@ def table(soak: Soak, losses: Losses, others: Sequence[dict[str, Any]]) -> str:
         times = f"{len(own)} | {statistics.median(stepped):.0f} s | {max(stepped):.0f} s"
         rows.append(f"| {victim} | {times} | {told} | {met} |")
     end = soak.run.of_kind("eval")[-1]
-    low, high = min(each["low"] for each in others), max(each["high"] for each in others)
-    inside = "inside" if low <= end["success"] <= high else "MISSED: outside of"
-    succeeded = ", ".join(f"{each['success']:.0%}" for each in others)
+    success = f"held-out success {end['success']:.0%}"
+    if others:
+        low, high = min(each["low"] for each in others), max(each["high"] for each in others)
+        inside = "inside" if low <= end["success"] <= high else "MISSED: outside of"
+        succeeded = ", ".join(f"{each['success']:.0%}" for each in others)
+        success += f", {inside} {low:.0%} to {high:.0%} of {len(others)} undisturbed runs ({succeeded}; 95% intervals)"
     facts = [
         f"steps: {losses.steps}, each trained once, on its own tasks: {losses.episodes} episodes",
         f"finished turns on disk at a kill: {losses.turns}, sampled again: {losses.lost}{' MISSED' * (losses.lost > 0)}",
         f"tokens checked against the checkpoint of their version: {losses.tokens} in {losses.checked} turns, "
         f"{losses.mixed} of them of several versions; wrong: {losses.wrong}{' MISSED' * (losses.wrong > 0)}; by a neighbouring version "
         f"{losses.told_apart:.0%} would be",
-        f"held-out success {end['success']:.0%}, {inside} {low:.0%} to {high:.0%} of {len(others)} undisturbed runs "
-        f"({succeeded}; 95% intervals)",
+        success,
     ]
     return "\n".join([*rows, "", *(f"- {fact}" for fact in facts)]) + "\n"
 
@@ -279,7 +281,7 @@ def main() -> None:
     parser.add_argument(
         "--victims", help="of engine, rank, env worker, driver and node; separated by commas (default: all)"
     )
-    parser.add_argument("--undisturbed", type=int, default=3, help="runs to compare with")
+    parser.add_argument("--undisturbed", type=int, default=3, help="runs to compare the success with")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.machines and (reason := missing()):

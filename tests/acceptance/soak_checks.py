@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,19 +57,24 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def back_after(folder: Path, victim: str, at: float) -> Back | None:
-    """When an engine serves present weights again, or the loop goes on from a checkpoint; None for what ends neither."""
+    """When an engine serves present weights again, or the loop goes on from a checkpoint; None for what ends neither.
+
+    None too where the run itself was started again before the engine was.
+    """
     rows = spans(folder)
+    loop = rows[f"{LOOP[0]} {LOOP[1]}"]
     if victim == "engine":
         restarts = [
             (end, row.split()[-1]) for row, own in rows.items() if "restart" in row for _, end, _ in own if end > at
         ]
-        if not restarts:
+        again = min((end for begun, end, name in loop if name == "start" and begun > at), default=math.inf)
+        if not restarts or min(restarts)[0] > again:
             return None
         restarted, number = min(restarts)
         served = rows[f"engine {number}"]
         ends = [end for begun, end, name in served if name.startswith("loads version") and begun >= restarted]
     elif victim in ("rank", "driver"):
-        ends = [end for begun, end, name in rows[f"{LOOP[0]} {LOOP[1]}"] if name == "start" and begun > at]
+        ends = [end for begun, end, name in loop if name == "start" and begun > at]
     else:
         return None
     if not ends:
