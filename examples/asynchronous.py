@@ -2,9 +2,10 @@
 
 python examples/asynchronous.py [key=value ...]
 
-With a staleness of 2, step n trains on what the weights of version n - 2 and newer have sampled, while the next episodes are played.
-The loss clips around the trainer's own policy, and each token is weighted by how much likelier it has become since it was sampled, by
-at most 2 (decoupled PPO). Watch `ess`, the effective share of the tokens: a lag that takes it far below 1 is too much.
+With a staleness of 2, step n trains on samples of weight versions n - 2 and newer, while the next episodes are played.
+The loss clips around the trainer's own policy, and each token is weighted by how much likelier it is now than when
+sampled, at most 2 (decoupled PPO). Watch `ess`, the effective share of the tokens: if it falls far below 1, the lag is
+too large.
 """
 
 import sys

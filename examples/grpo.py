@@ -2,9 +2,9 @@
 
 python examples/grpo.py [--steps 40]      about 5 minutes on two CPU cores
 
-An expert shows the game to the model, which then plays groups of episodes of the same task; in each group what earned more than the
-others becomes likelier. `agent-train` is the same loop with an engine that samples fast, shards, checkpoints, and episodes that run
-beside the update.
+An expert shows the game to the model, which then plays groups of episodes of the same task; in each group, episodes
+that earned more become likelier. `agent-train` is the same loop with an engine that samples fast, shards, checkpoints,
+and episodes that run beside the update.
 
 Shapes: E episodes, T tokens, V vocabulary. A row is an episode: its prompt, and by turns what was sampled and what answered it.
 """

@@ -1,4 +1,4 @@
-"""An environment whose tools are those of an MCP server: a shop that the agent may search, and asks a price of.
+"""An environment with the tools of an MCP server: a shop whose prices the agent can ask for.
 
 python examples/mcp_tools.py            plays one episode with a scripted agent; needs agentgym-toolkit[mcp]
 

@@ -3,7 +3,7 @@
 python examples/own_advantage.py [key=value ...]
 cd examples && agent-train +env=frozen_lake algorithm.advantage.name=own_advantage:by_rank
 
-Losses, filters, corrections and the shaping of rewards are given the same way (docs/algorithms.md). All are tried on made-up
+Losses, filters, corrections and reward shaping work the same way (docs/algorithms.md). Each is tried on made-up
 episodes before anything starts.
 """
 

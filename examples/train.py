@@ -2,8 +2,8 @@
 
 python examples/train.py [key=value ...]
 
-It is far too short to learn the game; `make train` runs the whole job. Any setting can be given, as to `agent-train`. Other
-examples train by `train`, and read by `steps_of` what it measured.
+It is far too short to learn the game; `make train` runs the whole job. It takes any setting of `agent-train`. Other
+examples call `train` to run and `steps_of` to read the metrics.
 """
 
 import sys

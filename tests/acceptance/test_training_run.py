@@ -52,7 +52,7 @@ def test_the_metrics_are_complete_and_finite(run) -> None:
     for record in run.metrics:
         wanted = {field.name for field in dataclasses.fields(kinds[record["kind"]])} | {"kind", "elapsed"}
         assert set(record) == wanted
-        absent = {"agent", "critic", "prm", "pools"} & set(record)  # which the default job has not
+        absent = {"agent", "critic", "players", "prm", "pools"} & set(record)  # which the default job has not
         assert {name for name, value in record.items() if value is None} == absent
         parts = [value for value in record.values() if isinstance(value, dict)]
         numbers = [n for part in (record, *parts) for n in part.values() if not isinstance(n, str | dict | None)]
