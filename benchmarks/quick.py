@@ -232,8 +232,9 @@ def main() -> int:
         begun = time.perf_counter()
         try:
             rows = [figure.cells() for figure in BENCHMARKS[name].figures(run(name, args.out, args.limit))]
-        except Failed as error:
-            rows, failed = [[f"FAILED, {str(error).replace('|', '/')}", *[""] * 4]], failed + 1
+        except (Failed, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+            why = str(error) if isinstance(error, Failed) else f"its numbers: {error!r}"
+            rows, failed = [[f"FAILED, {why.replace('|', '/')}", *[""] * 4]], failed + 1
         seconds = f"{time.perf_counter() - begun:.0f}"
         print(f" {seconds} s{' FAILED' if rows[0][0].startswith('FAILED') else ''}", flush=True)
         table += [

@@ -170,8 +170,14 @@ def env_workers_wanted(config: Config, nodes: Sequence[float]) -> int:
 
 
 def _env_room(config: Config, nodes: Sequence[float], devices: int) -> int:
-    """As many environment workers as fit on the CPUs of nodes beside the ranks on so many devices."""
-    return min(_fitting(nodes, config.env.cpus), int((sum(nodes) - devices) / config.env.cpus))
+    """As many environment workers as fit on the CPUs of nodes beside the ranks on so many devices, each of which has a CPU of one node."""
+    left, cpus = list(nodes), config.env.cpus
+    for _ in range(devices):  # each where it takes the place of the fewest workers
+        whole = [number for number, free in enumerate(left) if free >= 1]
+        if not whole:
+            return 0
+        left[min(whole, key=lambda number: int(left[number] / cpus) - int((left[number] - 1) / cpus))] -= 1
+    return _fitting(left, cpus)
 
 
 def _fitting(nodes: Sequence[float], cpus: float) -> int:

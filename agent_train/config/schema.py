@@ -74,7 +74,7 @@ class EnvConfig:
         {}, "[players](algorithms.md#players) that do not learn, and who plays them: `env.players.O=expert`"
     )
     past_every: int = setting(10, "steps between [past policies](algorithms.md#past-policies)", needs="env.players")
-    past_keep: int = setting(10, "of them, with that of the start", bounds="[2, inf)", needs="env.players")
+    past_keep: int = setting(10, "of these that are met, the start too", bounds="[2, inf)", needs="env.players")
 
 
 @dataclass

@@ -131,7 +131,7 @@ class Engine:
         self.live_sessions -= count
 
     def play_beside(self, other: Engine) -> None:
-        """Say that the episodes whose sessions the `other` engine has open may ask this one in place of it, one of both at a time."""
+        """Say that episodes hold their sessions at the `other` engine, and ask either of both, one at a time."""
 
     def check_request(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         """Raise ValueError for a request that no engine can answer."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_train.cluster.placement import past_servers
 from agent_train.config.compose import compose, config_folder
 from agent_train.config.model_folder import COUNTED, ModelShape, shape_of
 from agent_train.config.schema import Config, ConfigError, get
@@ -143,6 +144,8 @@ def _checked(config: Config, given: Assumptions) -> ModelShape:
     problems = list(wrong_values(config))
     wrong = [(key, value) for key, value in NEEDED.items() if get(config, key) != value]
     problems += [f"{key}={get(config, key)}: a plan knows {key}={value} only" for key, value in wrong]
+    if past_servers(config):
+        problems.append("env.players: a plan knows no server of past policies: leave it out, and count one more server")
     if given.read + given.sampled > config.engine.max_model_len:
         longest = f"engine.max_model_len={config.engine.max_model_len}"
         problems.append(

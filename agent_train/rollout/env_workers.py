@@ -210,9 +210,9 @@ async def placed_env(
 
 
 async def _nodes_of(count: int, config: Config) -> list[str]:
-    """The node of each worker, spread so that the learner's ranks, which start later, still fit: on one node each needs a whole CPU.
+    """The node of each worker. Ranks start later, and each needs a whole CPU of one node: room for them is asked for too.
 
-    Ray finds room for all at once. PlacementError: there is none within PLACE_SECONDS.
+    Raises PlacementError if there is none within PLACE_SECONDS.
     """
     ranks = rank_devices(config, int(ray.cluster_resources().get("GPU", 0)))
     room = placement_group([*[{"CPU": config.env.cpus}] * count, *ranks], strategy="SPREAD")

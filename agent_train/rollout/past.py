@@ -12,7 +12,7 @@ from typing import cast
 from agent_train.algorithms.ratings import FIRST, NOW, PAST, PlayersMetrics, after_games, draw, kept_steps, score_of
 from agent_train.config.schema import Config
 from agent_train.engine.base import Engine
-from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.checkpoint import CheckpointError, Progress
 from agent_train.trainer.run_folder import RunFolder, step_of
 from agent_train.trainer.schedule import derive_seed
 from agent_train.weights.sync import FileReceiver, Sender, load_saved
@@ -77,18 +77,28 @@ class Past:
             self.run.forget_past_weights(needed[1])
 
     async def meet(self, step: int) -> None:
-        """Give the engine the weights of a step. Raises as `load_saved`."""
+        """Give the engine the weights of a step. Raises CheckpointError if they are gone, and as `load_saved`."""
         async with self._loading:
-            if step != self._held or self.engine.lacks_weights:
-                folder = self.run.past_weights(step)
-                sums = read_object(folder.with_suffix(".json"))
-                await load_saved(cast("FileReceiver", self.engine), folder, step, sums)
-                self._held = step
-                self._met.set()
+            await self._load(step)
+            self._met.set()
+
+    async def _load(self, step: int) -> None:
+        if step == self._held and not self.engine.lacks_weights:
+            return
+        folder = self.run.past_weights(step)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} is gone, the weights that a player of env.players is played by: remove the checkpoints that "
+                "need it to go back further"
+            )
+        sums = read_object(folder.with_suffix(".json"))
+        await load_saved(cast("FileReceiver", self.engine), folder, step, sums)
+        self._held = step
 
     async def watch(self) -> None:
         """Give the engine its weights again whenever it has replaced a part of itself, until cancelled."""
         await self._met.wait()
         while True:
             await self.engine.stale()
-            await self.meet(self.engine.version)
+            async with self._loading:
+                await self._load(cast("int", self._held))  # whoever waited here first may have loaded others

@@ -61,7 +61,8 @@ async def start_parts(
                 beside = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
                 earlier = parts.create_task(open_engine(beside, folder.logs / "past"))
             await asyncio.wait({engine, *([earlier] if earlier else [])})
-            tracker.phase("starting the learner")
+            if not models.done():
+                tracker.phase("starting the learner")
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     if earlier is None:

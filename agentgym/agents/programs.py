@@ -135,7 +135,10 @@ class BoxedCommand:
 
 def _boxed(box: Sandbox, words: Sequence[str], episode: AgentEpisode) -> Left:
     """How a command ends in a sandbox. Raises SandboxError where its loss is not the command's own doing."""
-    if not box.exec(["bash", "-c", 'type -P -- "$0"', words[0]]).ok:
+    looked = box.exec(["bash", "-c", 'type -P -- "$0"', words[0]], timeout=box.spec.start_timeout)
+    if looked.exit_code is None:
+        raise SandboxError(f"the sandbox did not look for the program {words[0]!r} in {box.spec.start_timeout:g} s")
+    if not looked.ok:
         raise ValueError(f"there is no program {words[0]!r} in the image {box.spec.image!r}")
     relay = ["python3", "-I", "-S", "-c", source("relay"), SOCKET, str(PORT), *words]
     env = {**_variables(episode), "HOME": "/tmp"}

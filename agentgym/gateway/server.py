@@ -113,11 +113,14 @@ class Gateway:
         self.host, self.port, self.admin_key = host, port, admin_key or _new_key()
         self.episodes: dict[str, Episode] = {}
         self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
-        self._place = tempfile.TemporaryDirectory(prefix="agentgym-gateway-") if local else None
+        # A short path: names of sockets have at most 107 characters.
+        home = None if len(tempfile.gettempdir()) < 70 else "/tmp"
+        self._place = tempfile.TemporaryDirectory(prefix="agentgym-gateway-", dir=home) if local else None
         self.socket = f"{self._place.name}/socket" if self._place is not None else ""
         self._by_key: dict[str, Episode] = {}
         self.schemas: dict[str, list[dict[str, Any]]] = {}  # of tools, by their digests: those in the record
         self._sampling: set[asyncio.Task[None]] = set()
+        self._listening: list[asyncio.Server] = []
 
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -127,6 +130,8 @@ class Gateway:
             self._read_record()
             await self._listen()
         except BaseException:
+            for listening in self._listening:
+                listening.close()
             os.close(self._lock)
             raise
         return self
@@ -140,7 +145,7 @@ class Gateway:
         self._http = web.Server(self._answer, request_factory=request)
         options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
         connect = partial(Connection, self._http, **options)
-        self._listening = [await loop.create_server(connect, self.host, self.port, backlog=1024)]
+        self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
         self.port = self._listening[0].sockets[0].getsockname()[1]
         if self.socket:
             self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))

@@ -114,6 +114,7 @@ class Lease:
     def kill(self) -> None:
         """End the sandbox, also while another thread waits for a program in it: that call raises SandboxError."""
         if (box := self.box) is not None:
+            self._used = False  # no program is to blame for what fails from here on
             box.close()
 
     def __del__(self) -> None:

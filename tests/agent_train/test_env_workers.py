@@ -221,7 +221,15 @@ def test_more_cpus_than_the_cluster_has_are_refused_at_once(cluster):
 
 @pytest.mark.parametrize(
     ("nodes", "workers", "cpus", "wanted"),
-    [([4, 4], 0, 1, 7), ([4, 4], 0, 2, 3), ([8], 2, 1, 2), ([4, 4], 7, 1, 7), ([3, 3], 0, 2, 2), ([2], 0, 0.25, 4)],
+    [
+        ([4, 4], 0, 1, 7),
+        ([4, 4], 0, 2, 3),
+        ([8], 2, 1, 2),
+        ([4, 4], 7, 1, 7),
+        ([3, 3], 0, 2, 2),
+        ([2], 0, 0.25, 4),
+        ([1, 1, 1], 0, 0.6, 2),
+    ],
 )
 def test_as_many_workers_as_fit_beside_the_learner_unless_a_number_is_given(monkeypatch, nodes, workers, cpus, wanted):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -26,8 +26,9 @@ from agent_train.config.validation import validate
 from agent_train.engine.base import Sampling
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.report.metrics import read_metrics
-from agent_train.rollout.past import opponent_of, rated
-from agent_train.trainer.checkpoint import Progress
+from agent_train.rollout.past import Past, opponent_of, rated
+from agent_train.trainer.checkpoint import CheckpointError, Progress
+from agent_train.trainer.run_folder import RunFolder
 from agent_train.weights.collective import checksum
 from agent_train.weights.sync import WeightSyncError, load_saved
 from agentgym.core.trajectory import read_jsonl
@@ -170,6 +171,51 @@ def test_weights_that_are_not_as_they_were_saved_are_not_played(model_dir, tmp_p
     assert all(torch.equal(state[name], tensor) for name, tensor in changed.items())
     with pytest.raises(WeightSyncError, match="step 3"):
         asyncio.run(load({name: checksum(tensor) for name, tensor in weights.items()}))
+
+
+class Replaced:
+    """A double of an engine whose server has died, which shows when the second weights are loaded; its successor takes them too."""
+
+    def __init__(self):
+        self.version, self.lacks_weights, self.loaded, self._stale = 0, False, [], asyncio.Event()
+
+    async def stale(self):
+        await self._stale.wait()
+
+    async def losses(self):
+        return 0
+
+    async def fetch_weights(self, folder):
+        if len(self.loaded) == 1:
+            self.lacks_weights = True
+            self._stale.set()
+            await asyncio.sleep(0.05)
+        return [{}]
+
+    async def load_fetched(self, version):
+        self.loaded.append(version)
+        self.version, self.lacks_weights = version, False
+        self._stale.clear()
+        return {}
+
+
+def test_a_successor_of_a_server_of_the_past_gets_the_weights_of_this_step_and_not_those_that_it_had(tmp_path):
+    async def two_steps():
+        past = Past(compose([GAME, "env.players.O=past"]), RunFolder(tmp_path), Replaced())
+        for step in 1, 2:
+            past.run.past_weights(step).mkdir(parents=True)
+            past.run.past_weights(step).with_suffix(".json").write_text("{}")
+        await past.meet(1)
+        watching = asyncio.create_task(past.watch())
+        await asyncio.sleep(0)
+        await past.meet(2)
+        await asyncio.sleep(0.05)
+        watching.cancel()
+        with pytest.raises(CheckpointError, match="000003 is gone"):
+            await past.meet(3)
+        return past.engine.loaded
+
+    assert asyncio.run(asyncio.wait_for(two_steps(), 60)) == [1, 2]
 
 
 # ---- a run
