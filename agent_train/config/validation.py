@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_train.algorithms.ratings import PAST
 from agent_train.cluster.placement import gpus_needed, past_servers, visible_gpus
-from agent_train.config.combinations import wrong_colocation, wrong_combinations, wrong_files, wrong_learner
+from agent_train.config.combinations import run_agent, wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
@@ -68,6 +68,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield from _wrong_placement(config)
         yield from _wrong_ports(config)
         yield from _wrong_env(config)
+        yield from _wrong_program(config)
 
 
 def wrong_values(config: Config) -> Iterator[str]:
@@ -314,6 +315,15 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
         yield f"{past[0]}: all episodes of a step meet the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
     if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
         yield f"{past[0]}: its weights are in an engine of the run's own: set engine=vllm or engine=embedded, and engine.placement=own"
+
+
+def _wrong_program(config: Config) -> Iterator[str]:
+    """An agent that cannot be started; one by name is installed here."""
+    try:
+        if config.agent.run is not None:
+            run_agent(config.agent.run, config)
+    except ValueError as error:
+        yield f"agent.run={config.agent.run}: {error}"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
