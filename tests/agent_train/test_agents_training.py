@@ -14,9 +14,8 @@ from engine_models import MAX_LEN, build, perturb, reference_logprobs
 from named_agents import installed
 
 from agent_train.algorithms.selection import is_truncated, participants, turn_rewards
-from agent_train.config.combinations import wrong_combinations
 from agent_train.config.compose import compose
-from agent_train.config.schema import AlgorithmConfig, Config
+from agent_train.config.schema import AlgorithmConfig, Config, ConfigError
 from agent_train.config.validation import validate
 from agent_train.data.samples import samples_of
 from agent_train.engine.embedded import EmbeddedEngine
@@ -285,8 +284,9 @@ def test_agent_is_short_for_its_setting_and_takes_any_words():
 )
 def test_what_an_agent_cannot_have_is_refused(words, why, monkeypatch):
     monkeypatch.chdir(ROOT)
-    problems = list(wrong_combinations(compose(["+env=frozen_lake", "engine=embedded", *words])))
-    assert any(why in problem for problem in problems), problems
+    with pytest.raises(ConfigError) as refused:
+        validate(compose(["+env=frozen_lake", "engine=embedded", *words]))
+    assert any(why in problem for problem in refused.value.problems), refused.value.problems
 
 
 # ---- a run
