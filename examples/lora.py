@@ -1,4 +1,4 @@
-"""Train a low-rank adapter in place of all weights, and use it: load, merge, serve. It needs `pip install 'agentgym-toolkit[lora]'`.
+"""Train a low-rank adapter in place of all weights, and use it: load, merge, serve. It needs `pip install -e '.[lora]'`.
 
 python examples/lora.py [key=value ...]
 

@@ -1,6 +1,6 @@
 """An environment with the tools of an MCP server: a shop whose prices the agent can ask for.
 
-python examples/mcp_tools.py            plays one episode with a scripted agent; needs agentgym-toolkit[mcp]
+python examples/mcp_tools.py            plays one episode with a scripted agent; needs pip install -e '.[mcp]'
 
 The server is this file too, run as a child process with the argument "serve". Any MCP server will do in its place.
 """
