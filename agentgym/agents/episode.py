@@ -6,9 +6,12 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentgym.core.messages import Action, Message, assistant, text_of, user
+
+if TYPE_CHECKING:
+    from agentgym.policies.base import Caller
 
 _Answer: TypeAlias = "asyncio.Future[list[Message]]"
 OVER = "The episode is over."
@@ -42,6 +45,9 @@ class AgentEpisode:
     socket: str = ""
     seed: int | None = None
     over: bool = False
+    in_env_thread: Caller | None = (
+        None  # calls a function in the thread of the environment, which may hold sandboxes there
+    )
     _actions: asyncio.Queue[tuple[Message, _Answer]] = field(default_factory=asyncio.Queue)
     _answer: _Answer | None = None  # to the action that the environment has
 

@@ -21,6 +21,7 @@ from agentgym.storage.durable import NotWritten
 if TYPE_CHECKING:
     from agentgym.core.env import Env
     from agentgym.core.tasks import Task
+    from agentgym.policies.base import Caller
 
 LEAVE_SECONDS = 30.0  # for an agent to end by itself once the environment has ended the episode
 _ENDS = {"turns": "max_turns"}
@@ -56,7 +57,12 @@ class AgentPolicy:
     ):
         self._agent, self._gateway, self._seed, self._incomplete, self._id = agent, gateway, seed, incomplete, id
         self.limits = CallLimits()
+        self._call: Caller | None = None
         self._playing: _Playing | None = None
+
+    def attach(self, env: Env, call: Caller) -> None:
+        """Take the way to call a function where the environment runs."""
+        self._call = call
 
     @property
     def calls(self) -> EndpointUsage:
@@ -90,6 +96,7 @@ class AgentPolicy:
         recorded, key = await gateway.open(self._id, self.limits, seed=self._seed)
         where = f"{gateway.url}/v1", key, gateway.backend.models[0], f"{gateway.url}/mcp"
         episode = AgentEpisode(list(messages), list(tools), *where, socket=gateway.socket, seed=self._seed)
+        episode.in_env_thread = self._call
         recorded.tools = EpisodeTools(episode)
         return _Playing(recorded, episode, asyncio.create_task(self._agent.run(episode)))
 

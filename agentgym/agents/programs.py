@@ -121,7 +121,9 @@ class BoxedCommand:
         inside = replace(episode, base_url=f"{INSIDE}/v1", mcp_url=f"{INSIDE}/mcp")
         words = [_filled(word, inside, WORKSPACE) for word in self.words]
         try:
-            box = await lane.call(acquire, spec, self.sandbox, patience=PATIENCE_SECONDS, first=True)
+            # Where all who hold a sandbox wait for a second, the pool helps: it knows them by their threads.
+            asking = episode.in_env_thread or lane.call
+            box = await asking(acquire, spec, self.sandbox, patience=PATIENCE_SECONDS, first=True)
             try:
                 return await lane.call(_boxed, box, words, inside)
             except asyncio.CancelledError:

@@ -12,9 +12,9 @@ from toy_model import ToyModel
 
 from agentgym.agents.programs import agent_of
 from agentgym.rollout.episode import Limits
-from agentgym.sandbox import SandboxError, SandboxSpec
+from agentgym.sandbox import SandboxError, SandboxSpec, acquire
 from agentgym.sandbox.backends.remote import open_remote
-from agentgym.sandbox.backends.select import Choice
+from agentgym.sandbox.backends.select import Choice, close_pools, process_state
 from agentgym.sandbox.served import Most, ServedSandbox
 
 # What an agent needs of an SDK, in the standard library.
@@ -205,3 +205,30 @@ def test_sandboxes_on_another_machine_do_not_reach_the_gateway_nor_its_server_s_
     for socket_ in ("/var/run/docker.sock", ["/"], 0):
         with pytest.raises(ValueError, match="none of its machine's sockets"):
             ServedSandbox(None, Most()).spec_of({"socket": socket_}, 60.0)
+
+
+class Boxed(Talking):
+    """Holds a sandbox of its own."""
+
+    def reset(self, *, seed=None, options=None):
+        self.box = acquire(SandboxSpec(memory=512 << 20, disk=8 << 20), self.backend)
+        return super().reset(seed=seed, options=options)
+
+    def close(self):
+        if hasattr(self, "box"):
+            self.box.close()
+        super().close()
+
+
+def test_where_environments_have_all_the_memory_an_agent_gets_its_sandbox_all_the_same(
+    boxed, backend, tmp_path, monkeypatch
+):
+    """Else both would wait for each other."""
+    monkeypatch.setenv("AGENTGYM_SANDBOX_MEMORY", str(1200 << 20))  # of 512 and 1024 MiB one alone has room
+    process_state.begin_anew()
+    try:
+        trajectory = boxed("print(ask('hello'))", tmp_path, env=type("Env", (Boxed,), {"backend": backend}))
+        assert (trajectory.end, len(trajectory.turns)) == ("agent", 1), trajectory.metadata
+    finally:
+        close_pools(20)
+        process_state.begin_anew()
