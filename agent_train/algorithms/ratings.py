@@ -7,7 +7,6 @@ from dataclasses import dataclass
 FIRST = 1000.0  # the rating of the policy as the run starts
 GAIN = 8.0  # most that one game moves a rating (K)
 UNIFORM = 0.2  # share of the steps that meet an earlier policy whatever its rating
-PAST = "past"  # in `env.players`: who is played by the policy of an earlier step, see `agent_train.rollout.past`
 NOW = "now"  # the present policy; the others go by their steps
 
 

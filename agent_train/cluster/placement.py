@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_train.algorithms.ratings import PAST
-from agent_train.config.schema import Config
+from agent_train.config.schema import PAST, Config
 from agent_train.learner.roles import roles_of
 
 

@@ -53,6 +53,7 @@ LEVELS = "group batch none"
 KL_IN_LOSS = "algorithm.kl.place=loss"
 OFFLINE = "mode=sft|dpo|rm"
 EXTERNAL = ("openai", "sglang")  # engines that others run
+PAST = "past"  # in `env.players`: played by the policy as it was at an earlier step
 SUMMARY = "memory.name=summary"
 JUDGE = "judge.url"
 DISTILL = "algorithm.advantage.name=distill"

@@ -15,13 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_train.algorithms.ratings import PAST
 from agent_train.cluster.placement import gpus_needed, past_servers, visible_gpus
 from agent_train.config.combinations import run_agent, wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
-from agent_train.config.schema import Config, ConfigError, Setting, first_line, get, settings
+from agent_train.config.schema import PAST, Config, ConfigError, Setting, first_line, get, settings
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from agent_train.algorithms.ratings import FIRST, NOW, PAST, PlayersMetrics, after_games, draw, kept_steps, score_of
-from agent_train.config.schema import Config
+from agent_train.algorithms.ratings import FIRST, NOW, PlayersMetrics, after_games, draw, kept_steps, score_of
+from agent_train.config.schema import PAST, Config
 from agent_train.engine.base import Engine
 from agent_train.trainer.checkpoint import CheckpointError, Progress
 from agent_train.trainer.run_folder import RunFolder, step_of

@@ -14,13 +14,12 @@ from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
-from agent_train.algorithms.ratings import PAST
 from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import rollouts
-from agent_train.config.schema import Config
+from agent_train.config.schema import PAST, Config
 from agent_train.config.validation import env_spec, sandbox_choice
 from agent_train.data.players import apart
 from agent_train.data.samples import TrainingSample, samples_of
