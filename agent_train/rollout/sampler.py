@@ -84,7 +84,7 @@ class TokenPolicy:
         return SummaryMemory(self._settings, self._renderer, self._engine.max_model_len, self._sampling.max_tokens)
 
     def for_player(self, name: str, engine: Engine | None = None) -> "TokenPolicy":
-        """The same for the conversation of a player: with seeds of its own, and in the episode's journal; by another engine, if one is given."""
+        """The same for a player's conversation, with its own seeds, in the episode's journal. `engine` answers in place of this one's."""
         own = copy.copy(self)
         own._engine = engine or self._engine
         own._seed = None if self._seed is None else derive_seed(self._seed, "player", name)
@@ -173,7 +173,9 @@ class Sampler:
     memory: MemoryConfig | None = None  # of every episode
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
-    past: Mapping[str, Engine] = field(default_factory=dict)  # of these the engine of each whom earlier weights play
+    past: Mapping[str, Engine] = field(
+        default_factory=dict
+    )  # by player: the engine with the earlier weights that play it
     judge: GroupJudge | None = None  # of every group
 
     def __post_init__(self) -> None:
