@@ -58,6 +58,7 @@ def mlflow(folder: Path) -> Track:
     """To MLFLOW_TRACKING_URI, as a run of the folder's name."""
     import mlflow
 
+    os.environ.setdefault("MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE", "1")  # several threads lose batches in a file store
     mlflow.start_run(run_name=folder.name)
     mlflow.log_artifact(str(folder / "config.yaml"))
 

@@ -419,10 +419,10 @@ class Gateway:
             out += b"".join([stream.tell(*piece) for piece in pieces])
             if exchange.done:
                 out += stream.end() if exchange.error is None else stream.failed(exchange.error)
-            await response.write(out or ping)
-            if exchange.done:
-                await response.write_eof()
+                # In one piece: a client that leaves at the last event resets the connection if anything behind it is unread.
+                await response.write_eof(out)
                 return response
+            await response.write(out or ping)
 
     # ---- the run's own routes
 

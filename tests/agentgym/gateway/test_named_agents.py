@@ -65,7 +65,7 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     exact(trajectory, model)
     told = trajectory.metadata["agent"]
     assert trajectory.agent_failure is None, told
-    assert told["share"]["trainable"] == told["share"]["sampled"] > 0
+    assert told["share"]["trainable"] == told["share"]["sampled"] > 0, told
     assert told["changed"] == {}, "it asks for no settings that spoil tokens"
     actions = [step["action"].get("tool_calls") for step in trajectory.metadata["steps"]]
     assert {call["function"]["name"] for calls in actions if calls for call in calls} == {
