@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.core.messages import assistant
 from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused
 from agentgym.gateway.mcp import Tools
 from agentgym.gateway.tree import Call, Tree
@@ -173,14 +172,6 @@ class Episode:
             return told
 
     # ---- answers
-
-    def polite(self, exchange: Exchange) -> list[Call]:
-        """The empty answers at a limit. They are not in the tree."""
-        nothing = ModelAnswer(assistant(""), finish_reason="length")
-        return [
-            Tree().grown(exchange.number + n, ModelCall(call.model), nothing, "")
-            for n, call in enumerate(exchange.asked)
-        ]
 
     def answered(self, exchange: Exchange, calls: list[Call], cost: float) -> None:
         """Its answers are on disk."""

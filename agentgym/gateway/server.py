@@ -18,28 +18,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from aiohttp import web
 
-import agentgym.gateway.anthropic as anthropic  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.chat as chat  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.completions as completions  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.mcp as mcp  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package imports this module
-from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
+from agentgym.core.messages import assistant
+from agentgym.gateway import anthropic, chat, completions, mcp, responses
+from agentgym.gateway.calls import Backend, ModelAnswer, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
+from agentgym.gateway.tree import Call
 from agentgym.gateway.upstream import Passed
 from agentgym.storage import locks
 from agentgym.storage.durable import DurableLines, NotWritten
 
-if TYPE_CHECKING:
-    from agentgym.gateway.tree import Call
-
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
-PING_SECONDS, CLOSE_SECONDS = 10.0, 10.0
+PING, PING_SECONDS, CLOSE_SECONDS = b": ping\n\n", 10.0, 10.0
 _PROTOCOLS: dict[str, Any] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
@@ -62,9 +57,8 @@ class Connection(web.RequestHandler):
 
     def ask(self, episode: Episode, exchange: Exchange) -> None:
         self.leave(lost=False)  # who asks again has read the answer before
-        if self.transport is not None:
-            exchange.clients[self] = False
-            self.asked = episode, exchange
+        exchange.clients[self] = False
+        self.asked = episode, exchange
 
     def sent(self) -> None:
         if self.asked is not None and self.transport is not None and not self.transport.is_closing():
@@ -138,11 +132,8 @@ class Gateway:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-
-        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
-
-        self._http = web.Server(self._answer, request_factory=request)
+        made = partial(web.BaseRequest, loop=loop, client_max_size=MOST_BYTES)
+        self._http = web.Server(self._answer, request_factory=made)
         options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
         connect = partial(Connection, self._http, **options)
         self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
@@ -268,12 +259,15 @@ class Gateway:
         return web.json_response(protocol.error(refused), status=refused.status)
 
     async def _served(self, request: web.BaseRequest, path: str, episode: Episode) -> web.StreamResponse:
-        if (request.method, path) == ("GET", _MODELS):
-            return web.json_response(self._models())
-        if path == _MCP and request.method != "POST" and episode.tools is not None:
-            raise Refused(405, "the tools of an episode are reached by POST alone")
+        if (request.method, path) == ("GET", _MODELS):  # in the forms of both protocols
+            names = [*self.backend.models, *self._passed]
+            old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
+            data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
+            ends = {"first_id": names[0], "last_id": names[-1]}
+            return web.json_response({"object": "list", "data": data, "has_more": False, **ends})
         if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS, _MCP):
-            raise Refused(404, f"{request.method} {path:.100} is not served here")
+            status = 405 if path == _MCP else 404
+            raise Refused(status, f"{request.method} {path:.100} is not served here")
         raw = await request.read()
         body = _object(raw)
         if path == _MCP:
@@ -299,27 +293,21 @@ class Gateway:
         await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionError("the client has gone")
-        exchange = self._exchange(request, path, raw, body, episode)
-        protocol = _PROTOCOLS[path]
-        if body.get("stream") is True:
-            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.ping)
+        exchange, client = self._exchange(request, path, raw, body, episode), cast(Connection, request.protocol)
+        client.ask(episode, exchange)
+        streams, protocol = body.get("stream") is True, _PROTOCOLS[path]
+        await (exchange.news(0, PING_SECONDS) if streams else exchange.news())
+        if exchange.error is not None:  # before a stream begins, an error has its own status
+            raise exchange.error
+        if streams:
+            response = await self._stream(request, exchange, Stream(protocol, body, exchange))
         else:
-            await exchange.news()
-            if exchange.error is not None:
-                raise exchange.error
             response = web.json_response(protocol.whole(body, exchange))
             await response.prepare(request)
             await response.write_eof()
-        if exchange.error is None and isinstance(request.protocol, Connection):
-            request.protocol.sent()
+        if exchange.error is None:
+            client.sent()
         return response
-
-    def _models(self) -> dict[str, Any]:
-        """In the forms of both protocols."""
-        names = [*self.backend.models, *self._passed]
-        old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
-        data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
-        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
     def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
         try:
@@ -346,83 +334,57 @@ class Gateway:
             task = asyncio.create_task(self._sample(episode, exchange, path))
             self._sampling.add(task)
             task.add_done_callback(self._sampling.discard)
-        if isinstance(request.protocol, Connection):
-            request.protocol.ask(episode, exchange)
         return exchange
 
     async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
+        tools = exchange.asked[0].tools
+        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest() if tools else ""
         try:
-            digest = await self._recorded_tools(exchange.asked[0].tools)
-            calls = await self._sampled(episode, exchange, digest)
+            asked = enumerate(exchange.asked)
+            calls = await asyncio.gather(*(self._call(episode, exchange, digest, *each) for each in asked))
             cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
-            await self.record.write(episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
+            lines = [episode.line(exchange, path.removeprefix("/v1/"), calls, cost)]
+            if digest and digest not in self.schemas:
+                self.schemas[digest] = tools
+                lines.insert(0, {"tools": digest, "schemas": tools})
+            await self.record.write(*lines)
             episode.answered(exchange, calls, cost)
         except Refused as error:
             episode.failed(exchange, error)
         except NotWritten as error:
+            self.schemas.pop(digest, None)
             episode.failed(exchange, _unrecorded(error))
         except Exception as error:
             _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
             episode.failed(exchange, Refused(500, f"the engine failed: {error!r:.500}", "engine"))
 
-    async def _recorded_tools(self, tools: list[dict[str, Any]]) -> str:
-        """The digest of tools, whose schemas are recorded once."""
-        if not tools:
-            return ""
-        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest()
-        if digest not in self.schemas:
-            self.schemas[digest] = tools
-            try:
-                await self.record.write({"tools": digest, "schemas": tools})
-            except NotWritten:
-                del self.schemas[digest]
-                raise
-        return digest
+    async def _call(self, episode: Episode, exchange: Exchange, tools: str, place: int, call: ModelCall) -> Call:
+        answer = ModelAnswer(assistant(""), finish_reason="length")  # of a call that would exceed a limit
+        if exchange.limit is None:
+            answer = await self.backend.answer(call, episode.id, partial(exchange.tell, place))
+        for kind, whole in answer.parts():
+            said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
+            if not whole.startswith(said):
+                raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
+        return episode.tree.grown(exchange.number + place, call, answer, tools)
 
-    async def _sampled(self, episode: Episode, exchange: Exchange, tools: str) -> list[Call]:
-        if exchange.limit is not None:
-            return episode.polite(exchange)
-
-        async def one(place: int, call: ModelCall) -> Call:
-            def told(kind: str, text: str) -> None:
-                exchange.tell(place, kind, text)
-
-            answer = await self.backend.answer(call, episode.id, told)
-            for kind, whole in answer.parts():
-                said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
-                if not whole.startswith(said):
-                    raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
-            return episode.tree.grown(exchange.number + place, call, answer, tools)
-
-        if len(exchange.asked) == 1:
-            return [await one(0, exchange.asked[0])]
-        return list(await asyncio.gather(*(one(place, call) for place, call in enumerate(exchange.asked))))
-
-    async def _stream(
-        self, request: web.BaseRequest, exchange: Exchange, stream: Stream, ping: bytes
-    ) -> web.StreamResponse:
-        """Send what is told while it is told, and the end once it is on disk. An error before that has its own status."""
-        response: web.StreamResponse | None = None
-        seen = 0
+    async def _stream(self, request: web.BaseRequest, exchange: Exchange, stream: Stream) -> web.StreamResponse:
+        """Send what is told while it is told, and the end once it is on disk."""
+        response, out, seen = web.StreamResponse(headers=_EVENTS), stream.step("begin"), 0
+        await response.prepare(request)
         while True:
-            await exchange.news(seen, PING_SECONDS)
             pieces = exchange.pieces[seen:]
             seen += len(pieces)
-            if response is None and exchange.error is not None:
-                raise exchange.error
-            out = b""
-            if response is None:
-                response = web.StreamResponse(headers=_EVENTS)
-                await response.prepare(request)
-                out = stream.begin()
             out += b"".join([stream.tell(*piece) for piece in pieces])
             if exchange.done:
-                out += stream.end() if exchange.error is None else stream.failed(exchange.error)
+                out += stream.end() if exchange.error is None else stream.step("failed", exchange.error)
                 # In one piece: a client that leaves at the last event resets the connection if anything behind it is unread.
                 await response.write_eof(out)
                 return response
-            await response.write(out or ping)
+            await response.write(out or stream.step("ping") or PING)
+            await exchange.news(seen, PING_SECONDS)
+            out = b""
 
     # ---- the run's own routes
 
