@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,7 @@ class Exchange:
     error: Refused | None = None
     clients: dict[object, bool] = field(default_factory=dict)  # that wait for it, or were sent all of it (True)
     delivered: bool = False  # a client has all of it, as far as connections tell
-    _waiting: list[tuple[float, asyncio.Future[None]]] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def answers(self) -> list[ModelAnswer]:
@@ -70,17 +71,15 @@ class Exchange:
         self.wake()
 
     def wake(self) -> None:
-        for seen, future in self._waiting:
-            if not future.done() and (self.done or len(self.pieces) > seen):
-                future.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def news(self, seen: float = math.inf, seconds: float | None = None) -> None:
         """Wait until it is done or has more than `seen` pieces, or for so many seconds."""
-        if not self.done and len(self.pieces) <= seen:
-            self._waiting = [each for each in self._waiting if not each[1].done()]
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append((seen, future))
-            await (future if seconds is None else asyncio.wait([future], timeout=seconds))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.done and len(self.pieces) <= seen:
+                    await self._changed.wait()
 
 
 class Episode:
@@ -203,10 +202,6 @@ class Episode:
             self._news.append(exchange.id)
 
     # ---- the record
-
-    def opening(self) -> dict[str, Any]:
-        times = {"times": [self.opened, self.expires], "seed": self.seed}
-        return {"open": self.id, "key": self.key_digest, "limits": self.limits.given(), **times}
 
     def line(self, exchange: Exchange, protocol: str, calls: Sequence[Call], cost: float) -> dict[str, Any]:
         """An answered exchange, and those that were delivered since the last such line."""

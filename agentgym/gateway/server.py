@@ -196,9 +196,10 @@ class Gateway:
             raise ValueError(f"there is an episode {id!r} already")
         key, now = _new_key(), time.time()
         episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
+        about = {"key": episode.key_digest, "limits": episode.limits.given(), "times": [now, episode.expires]}
         self._know(episode)
         try:
-            await self.record.write(episode.opening())
+            await self.record.write({"open": id, **about, "seed": seed})
         except NotWritten:
             self._drop(id)
             raise
@@ -398,7 +399,8 @@ class Gateway:
                 limits = Limits(**body["limits"]) if "limits" in body else None
                 seconds = float(body.get("expires_seconds", EXPIRES_SECONDS))
                 episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
-                return web.json_response({"key": key, **self.addresses(key), **episode.to_json()})
+                where = {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
+                return web.json_response({"key": key, **where, **episode.to_json()})
             if id not in self.episodes:
                 raise Refused(404, f"there is no episode {id!r:.80}")
             if (request.method, verb) == ("POST", "reward"):
@@ -412,10 +414,6 @@ class Gateway:
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
-
-    def addresses(self, key: str) -> dict[str, str]:
-        """Where agents find an episode: with its key as the API key, or with the key in the address."""
-        return {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
 
 
 def _new_key() -> str:

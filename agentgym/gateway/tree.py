@@ -135,26 +135,24 @@ class Tree:
 
     def longest(self, prompt: bytes) -> Call | None:
         """The call whose tokens are the longest beginning of a prompt; of several the first."""
-        best, left = None, [(call, 0) for call in self.roots]
+        found, left = [], list(self.roots)
         while left:
-            call, start = left.pop()
-            if prompt.startswith(call.ids, start):
-                if best is None or (-call.depth, call.number) < (-best.depth, best.number):
-                    best = call
-                left += [(child, start + len(call.ids)) for child in call.children]
-        return best
+            call = left.pop()
+            if prompt.startswith(call.ids, call.depth * _WIDTH - len(call.ids)):
+                found.append(call)
+                left += call.children
+        return min(found, key=lambda call: (-call.depth, call.number), default=None)
 
     def last_said(self, messages: Sequence[Message]) -> Call | None:
         """The call whose messages and answer are the longest beginning of these messages; of several the first."""
-        best, left = None, [(call, 0) for call in self.openings]
+        found, left = [], list(self.openings)
         while left:
-            call, start = left.pop()
-            end = call.length - 1
-            if messages[end : end + 1] == [call.answer.message] and messages[start:end] == call.asked.messages:
-                if best is None or (-call.length, call.number) < (-best.length, best.number):
-                    best = call
-                left += [(follower, call.length) for follower in call.followers]
-        return best
+            call = left.pop()
+            said, new = call.length - 1, call.asked.messages
+            if messages[said : said + 1] == [call.answer.message] and messages[said - len(new) : said] == new:
+                found.append(call)
+                left += call.followers
+        return min(found, key=lambda call: (-call.length, call.number), default=None)
 
     def share(self, undelivered: Collection[int] = (), incomplete: bool = False) -> dict[str, Any]:
         """Sampled tokens, those that can be trained on, why the others cannot, and why prompts did not go on from calls before."""
