@@ -18,6 +18,7 @@ from agentgym.gateway.mcp import Tools
 from agentgym.gateway.tree import Call, Tree
 
 EXPIRES_SECONDS = 24 * 3600.0
+MOST_READ = 4  # requests of an episode that are read at a time: others wait, on the wire, so that they take no memory
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Episode:
         self.turns = self.tokens = 0
         self.cost = 0.0
         self.changed = Counter[str]()  # settings that were not honoured
+        self.reading = asyncio.Semaphore(MOST_READ)
         self._by_digest: dict[str, list[Exchange]] = {}
         self._next = 0
         self._news: list[str] = []  # exchanges that were delivered since the last line

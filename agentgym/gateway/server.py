@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
@@ -11,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import socket
 import tempfile
 import time
@@ -108,7 +110,12 @@ class Gateway:
         self.episodes: dict[str, Episode] = {}
         self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
         # A short path: names of sockets have at most 107 characters.
-        home = None if len(tempfile.gettempdir()) < 70 else "/tmp"
+        home = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"
+        for old in Path(home).glob("agentgym-gateway-*/socket") if local else ():
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                if probe.connect_ex(str(old)) == errno.ECONNREFUSED:  # its gateway was killed
+                    shutil.rmtree(old.parent, ignore_errors=True)
         self._place = tempfile.TemporaryDirectory(prefix="agentgym-gateway-", dir=home) if local else None
         self.socket = f"{self._place.name}/socket" if self._place is not None else ""
         self._by_key: dict[str, Episode] = {}
@@ -252,8 +259,6 @@ class Gateway:
             refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:
             refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
-        except RecursionError:
-            refused = Refused(400, "the request is nested too deeply")
         except Refused as error:
             refused = error
         protocol = anthropic if path.startswith("/v1/messages") else chat
@@ -269,7 +274,8 @@ class Gateway:
         if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS, _MCP):
             status = 405 if path == _MCP else 404
             raise Refused(status, f"{request.method} {path:.100} is not served here")
-        raw = await request.read()
+        async with episode.reading:
+            raw = await request.read()
         body = _object(raw)
         if path == _MCP:
             if episode.tools is None:
@@ -313,7 +319,7 @@ class Gateway:
     def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
         try:
             calls: list[ModelCall] = protocol.read(body, episode)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
         for call in calls:
             call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
@@ -432,7 +438,7 @@ def _key_of(request: web.BaseRequest) -> str:
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise Refused(400, "the body is not a JSON object")
