@@ -17,7 +17,7 @@ from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused
 from agentgym.gateway.mcp import Tools
 from agentgym.gateway.tree import Call, Tree
 
-EXPIRES_SECONDS = 24 * 3600.0
+DAY_SECONDS = 24 * 3600.0
 MOST_READ = 4  # requests of an episode that are read at a time: others wait, on the wire, so that they take no memory
 
 

@@ -27,7 +27,7 @@ from aiohttp import web
 from agentgym.core.messages import assistant
 from agentgym.gateway import anthropic, chat, completions, mcp, responses
 from agentgym.gateway.calls import Backend, ModelAnswer, ModelCall, Refused, Settings
-from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
+from agentgym.gateway.episodes import DAY_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
 from agentgym.gateway.tree import Call
 from agentgym.gateway.upstream import Passed
@@ -188,11 +188,7 @@ class Gateway:
     # ---- what a run does with episodes
 
     async def open(
-        self,
-        id: str | None = None,
-        limits: Limits | None = None,
-        seed: int | None = None,
-        seconds: float = EXPIRES_SECONDS,
+        self, id: str | None = None, limits: Limits | None = None, seed: int | None = None, seconds: float = DAY_SECONDS
     ) -> tuple[Episode, str]:
         """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
@@ -300,9 +296,18 @@ class Gateway:
         await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionError("the client has gone")
-        exchange, client = self._exchange(request, path, raw, body, episode), cast(Connection, request.protocol)
+        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
+        key, again = request.headers.get("Idempotency-Key"), request.headers.get("x-stainless-retry-count", "0") != "0"
+        streams, protocol, client = body.get("stream") is True, _PROTOCOLS[path], cast(Connection, request.protocol)
+        exchange = episode.find(digest, again, key)
+        if exchange is None:
+            read = self._calls(protocol, body, episode)
+            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
+            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
+            task = asyncio.create_task(self._sample(episode, exchange, path))
+            self._sampling.add(task)
+            task.add_done_callback(self._sampling.discard)
         client.ask(episode, exchange)
-        streams, protocol = body.get("stream") is True, _PROTOCOLS[path]
         await (exchange.news(0, PING_SECONDS) if streams else exchange.news())
         if exchange.error is not None:  # before a stream begins, an error has its own status
             raise exchange.error
@@ -325,23 +330,6 @@ class Gateway:
             call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
             self.settings.settle(call, self.backend)
         return calls
-
-    def _exchange(
-        self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
-    ) -> Exchange:
-        """The exchange of a request: one that it is a retry of, or a new one, which is begun."""
-        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
-        key = request.headers.get("Idempotency-Key")
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        exchange = episode.find(digest, again, key)
-        if exchange is None:
-            read = self._calls(_PROTOCOLS[path], body, episode)
-            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
-            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
-            task = asyncio.create_task(self._sample(episode, exchange, path))
-            self._sampling.add(task)
-            task.add_done_callback(self._sampling.discard)
-        return exchange
 
     async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
@@ -403,7 +391,7 @@ class Gateway:
         try:
             if (request.method, path) == ("POST", ""):
                 limits = Limits(**body["limits"]) if "limits" in body else None
-                seconds = float(body.get("expires_seconds", EXPIRES_SECONDS))
+                seconds = float(body.get("expires_seconds", DAY_SECONDS))
                 episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
                 where = {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
                 return web.json_response({"key": key, **where, **episode.to_json()})
