@@ -125,29 +125,25 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = locks.hold(self.folder)
+        self._lock, loop = locks.hold(self.folder), asyncio.get_running_loop()
         try:
             self.record = DurableLines(self.folder / FILE)
             self._read_record()
-            await self._listen()
+            made = partial(web.BaseRequest, loop=loop, client_max_size=MOST_BYTES)
+            self._http = web.Server(self._answer, request_factory=made)
+            options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
+            connect = partial(Connection, self._http, **options)
+            self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
+            self.port = self._listening[0].sockets[0].getsockname()[1]
+            if self.socket:
+                self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))
+                os.chmod(self.socket, 0o666)  # a sandbox's user is another one
         except BaseException:
             for listening in self._listening:
                 listening.close()
             os.close(self._lock)
             raise
         return self
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        made = partial(web.BaseRequest, loop=loop, client_max_size=MOST_BYTES)
-        self._http = web.Server(self._answer, request_factory=made)
-        options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
-        connect = partial(Connection, self._http, **options)
-        self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
-        self.port = self._listening[0].sockets[0].getsockname()[1]
-        if self.socket:
-            self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))
-            os.chmod(self.socket, 0o666)  # a sandbox's user is another one
 
     async def __aexit__(self, *error: object) -> None:
         for listening in self._listening:
@@ -175,7 +171,8 @@ class Gateway:
                 if "open" in line:
                     opened, expires = line["times"]
                     limits = Limits(**line["limits"])
-                    self._know(Episode(line["open"], line["key"], limits, opened, expires, line["seed"]))
+                    episode = Episode(line["open"], line["key"], limits, opened, expires, line["seed"])
+                    self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
                 elif "schemas" in line:
                     self.schemas[line["tools"]] = line["schemas"]
                 elif "forget" in line:
@@ -200,7 +197,7 @@ class Gateway:
         key, now = _new_key(), time.time()
         episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
         about = {"key": episode.key_digest, "limits": episode.limits.given(), "times": [now, episode.expires]}
-        self._know(episode)
+        self.episodes[id] = self._by_key[episode.key_digest] = episode
         try:
             await self.record.write({"open": id, **about, "seed": seed})
         except NotWritten:
@@ -228,9 +225,6 @@ class Gateway:
         episode = self.episodes[id]
         await self.record.write({"episode": id, **news})
         episode.read(news)
-
-    def _know(self, episode: Episode) -> None:
-        self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
 
     def _drop(self, id: str) -> None:
         del self._by_key[self.episodes.pop(id).key_digest]
