@@ -330,8 +330,8 @@ class Gateway:
         tools = exchange.asked[0].tools
         digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest() if tools else ""
         try:
-            asked = enumerate(exchange.asked)
-            calls = await asyncio.gather(*(self._call(episode, exchange, digest, *each) for each in asked))
+            asked = [self._call(episode, exchange, digest, *each) for each in enumerate(exchange.asked)]
+            calls = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)  # a task takes its time
             cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
             lines = [episode.line(exchange, path.removeprefix("/v1/"), calls, cost)]
             if digest and digest not in self.schemas:
