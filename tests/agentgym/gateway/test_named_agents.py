@@ -73,6 +73,19 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     }
 
 
+def test_an_agent_that_works_by_one_tool_needs_an_environment_with_it():
+    named.check_tools("mini-swe-agent", Shell())
+    named.check_tools("codex", CountingOn())
+    with pytest.raises(ValueError, match="works by a tool 'bash' alone, and CountingOn has count: take an environment"):
+        named.check_tools("mini-swe-agent", CountingOn())
+
+
+def test_an_environment_that_tells_its_tools_in_an_episode_is_not_refused_before():
+    env = Counting()
+    env.tools_at_reset = True
+    named.check_tools("mini-swe-agent", env)
+
+
 def test_an_agent_that_cannot_be_installed_is_refused_with_the_reason(tmp_path, monkeypatch):
     for name, value in {"XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}.items():
         monkeypatch.setenv(name, value)
