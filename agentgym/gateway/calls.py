@@ -98,7 +98,8 @@ class Settings:
         """Decide what is used of a call's settings. Raises `Refused`."""
         asked, known = {"model": call.model, **call.settings}, backend.honours
         odd = [name for name, value in asked.items() if not self._fits(name, value, backend)]
-        unknown = [n for n in call.settings if known is not None and n not in known and n not in _FREE]
+        free = [*_FREE, *(["tool_choice"] if asked.get("tool_choice") in _NEUTRAL["tool_choice"] else [])]
+        unknown = [n for n in call.settings if known is not None and n not in known and n not in free]
         if self.policy == "strict" and (refused := [*odd, *unknown]):
             why = "what is sampled is trained on" if odd else "the engine does not know it"
             setting = f"{refused[0]}={json.dumps(asked[refused[0]]):.100}"
