@@ -60,9 +60,10 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     shell = name == "mini-swe-agent"
     model = ToyModel(context=400_000, sampler=Commands if shell else Calls)
     env = Shell if shell else CountingOn
-    limits = Limits(max_turns=12)
+    limits = Limits(max_turns=3 if shell else 12)  # at its limit it must not ask again for minutes
     trajectory = played(installed(name), tmp_path, env=env, model=model, limits=limits, incomplete=True)
     exact(trajectory, model)
+    assert trajectory.end == ("max_turns" if shell else "terminated")
     told = trajectory.metadata["agent"]
     assert trajectory.agent_failure is None, told
     assert told["share"]["trainable"] == told["share"]["sampled"] > 0, told
