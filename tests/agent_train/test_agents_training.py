@@ -433,4 +433,4 @@ def test_so_does_one_for_codex_whose_episodes_may_go_on_over_an_update(in_shared
 @pytest.mark.sandbox
 @pytest.mark.timeout(900)
 def test_so_does_one_for_mini_swe_agent_in_a_shell(in_shared_ray, tmp_path):
-    worked(tmp_path, in_shared_ray, "mini-swe-agent", in_blocks(), "engine=embedded")
+    worked(tmp_path, in_shared_ray, "mini-swe-agent", in_blocks(), "engine=embedded", "engine.batch_wait=1")
