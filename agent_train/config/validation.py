@@ -24,7 +24,8 @@ from agent_train.config.schema import PAST, Config, ConfigError, Setting, first_
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
-from agentgym.core.env import close_unused
+from agentgym.agents.named import check_tools
+from agentgym.core.env import Env, close_unused
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
@@ -67,7 +68,6 @@ def _problems(config: Config) -> Iterator[str]:
         yield from _wrong_placement(config)
         yield from _wrong_ports(config)
         yield from _wrong_env(config)
-        yield from _wrong_program(config)
 
 
 def wrong_values(config: Config) -> Iterator[str]:
@@ -285,8 +285,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
     players = getattr(env.unwrapped, "players", None)
     close_unused(env)
-    if players and config.agent.run is not None:
-        yield f"agent.run={config.agent.run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
+    yield from _wrong_agent(config, env)
     for player, agent in config.env.players.items():
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
@@ -316,13 +315,18 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
         yield f"{past[0]}: its weights are in an engine of the run's own: set engine=vllm or engine=embedded, and engine.placement=own"
 
 
-def _wrong_program(config: Config) -> Iterator[str]:
-    """An agent that cannot be started; one by name is installed here."""
+def _wrong_agent(config: Config, env: Env) -> Iterator[str]:
+    """An agent that cannot play the environment, or cannot be started; one by name is installed here."""
+    run, players = config.agent.run, getattr(env.unwrapped, "players", None)
+    if run is None:
+        return
+    if players:
+        yield f"agent.run={run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
     try:
-        if config.agent.run is not None:
-            run_agent(config.agent.run, config)
+        check_tools(run, env)
+        run_agent(run, config)
     except ValueError as error:
-        yield f"agent.run={config.agent.run}: {error}"
+        yield f"agent.run={run}: {error}"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:

@@ -285,10 +285,10 @@ def _eval(args: argparse.Namespace) -> int:
     if args.no_store and (args.out or args.resume):
         raise UsageError("--no-store stores nothing: leave out --out and --resume")
     with usage_errors(ValueError):
-        check_agents(agents, _serve_args(args))
+        notes = check_envs(suite.cells)
+        check_agents(agents, _serve_args(args))  # which installs those by name
         if suite.budget.cost is not None:
             check_prices(agents, suite.prices)
-        notes = check_envs(suite.cells)
         if not args.no_probe:
             notes += asyncio.run(check_endpoints(agents))
     for note in notes:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.named import check_tools
 from agentgym.agents.programs import COMMAND, agent_of
 from agentgym.agents.target import find, words_of
 from agentgym.core.executor import EnvExecutor
@@ -176,12 +177,15 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Raise ValueError if an agent plays by a method that the environment does not have, or alone where there are several players."""
+    """Raise ValueError if an agent plays by a method or a tool that the environment does not have, or alone among several players."""
     name = {"expert": "expert_action", "random": "random_action"}.get(agent.kind)
     if name is not None and not hasattr(env.unwrapped, name):
         raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
-    if agent.kind == "playing" and getattr(env.unwrapped, "players", None):
+    if agent.kind != "playing":
+        return
+    if getattr(env.unwrapped, "players", None):
         raise ValueError(f"agent {agent.name!r} plays alone, and {type(env.unwrapped).__name__} has several players")
+    check_tools(agent.settings["agent"], env)
 
 
 def _chat_maker(model: str, base_url: str | None = None, serve: str | None = None, **settings: Any) -> MakePolicy:
