@@ -13,6 +13,7 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from agentgym import __version__
+from agentgym.core.install import pip_install
 
 USAGE = (
     "agent-train {+env=NAME | mode=sft|dpo|rm data.train=FILE | replay RUN step=N} [key=value ...] [--dry-run] [--list]"
@@ -69,7 +70,7 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
         from agent_train.config.schema import ConfigError
         from agent_train.config.validation import validate
     except ModuleNotFoundError as error:
-        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
+        return _refuse([f"{error.name} is not installed: {pip_install('agentgym-toolkit[train]')}"])
     try:
         if arguments.list:
             print(_choices())
@@ -107,7 +108,7 @@ def _plan(words: Sequence[str]) -> int:
         from agent_train.plan.formulas import Assumptions
         from agent_train.plan.table import scaling_table, sizes
     except ModuleNotFoundError as error:
-        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
+        return _refuse([f"{error.name} is not installed: {pip_install('agentgym-toolkit[train]')}"])
     about = "Memory, link and time of a run on GPUs, by the formulas of docs/scaling.md. Starts nothing."
     usage = "agent-train plan +env=NAME {--model SIZE | model.path=DIR} [--gpus N,...] [key=value ...]"
     parser = _TrainParser("agent-train plan", usage=usage, description=about)

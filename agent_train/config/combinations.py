@@ -14,6 +14,7 @@ from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.agents.programs import Agent, agent_of
+from agentgym.core.install import pip_install
 from agentgym.gateway.upstream import Passed
 from agentgym.service.client.address import is_url
 
@@ -105,7 +106,7 @@ def _wrong_pools(config: Config) -> Iterator[str]:
 def _wrong_memory(config: Config) -> Iterator[str]:
     memory, context = config.memory, config.engine.max_model_len
     if memory.name != "none" and config.reward_model.path is not None:
-        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last row alone: leave it out, or set memory.name=none"
+        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last training sample alone: leave it out, or set memory.name=none"
     if memory.name != "summary":
         return
     written = config.sampling.max_tokens + memory.tokens
@@ -291,7 +292,7 @@ def wrong_learner(config: Config) -> Iterator[str]:
     if min(learner.tensor_parallel, learner.sequence_parallel) > 1 and learner.workers % both:
         yield f"learner.tensor_parallel={learner.tensor_parallel} x learner.sequence_parallel={learner.sequence_parallel}: must divide learner.workers={learner.workers} together"
     if config.lora.rank and importlib.util.find_spec("peft") is None:
-        yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym-toolkit[lora]', or set lora.rank=0"
+        yield f"lora.rank={config.lora.rank}: peft is not installed: {pip_install('agentgym-toolkit[lora]')}, or set lora.rank=0"
     if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
         yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
     if config.lora.rank and config.engine.weights != "collective" and config.engine.name not in EXTERNAL:

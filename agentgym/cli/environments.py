@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, set_run, spec_of
+from agentgym.core.install import pip_install
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _list_served(args: argparse.Namespace) -> int:
 
 def _package(requirement: str) -> Need:
     wanted = Requirement(requirement)
-    remedy = f"pip install {requirement!r}"
+    remedy = pip_install(requirement)
     try:
         found = metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
@@ -129,7 +130,7 @@ def _need(need: str) -> Need:
 
     kind, _, what = need.partition(":")
     if kind != "sandbox":
-        return Need(what, True) if is_here(kind) else Need(what, False, f"pip install {what!r}")
+        return Need(what, True) if is_here(kind) else Need(what, False, pip_install(what))
     # Docker is not asked for the image, which would be slow.
     if shutil.which("bwrap") is None:
         return Need(f"sandbox {what}", None if importlib.util.find_spec("docker") else False, "agentgym doctor")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ADMIN_VARIABLE = "AGENTGYM_GATEWAY_KEY"
 _LIMITS = (
     ("--max-turns", int, "turns", "answered calls of an episode"),
-    ("--max-tokens", int, "tokens", "tokens that an episode reads and writes"),
+    ("--max-episode-tokens", int, "tokens", "tokens that an episode reads and writes"),
     ("--max-seconds", float, "seconds", "seconds of an episode"),
     ("--max-cost", float, "cost", "US dollars of an episode, by --prices"),
 )
@@ -51,8 +51,8 @@ def add_gateway(commands: argparse._SubParsersAction) -> None:
     )
     add("--settings", choices=policies, default="override", help=unusable)
     add("--temperature", type=float, metavar="T", help="of a run that trains on what is sampled")
-    for option, kind, _, what in _LIMITS:
-        add(option, type=kind, metavar="N", help=f"most {what}")
+    for option, kind, name, what in _LIMITS:
+        add(option, dest=name, type=kind, metavar="N", help=f"most {what}")
     add("--prices", type=Path, metavar="FILE", help="table of prices, as of agentgym eval")
     passed = "pass requests for the model NAME on to another endpoint; KEY names the variable with its API key; may be repeated"
     add("--pass", dest="passed", action="append", default=[], metavar="NAME=URL[,KEY]", help=passed)
@@ -65,13 +65,13 @@ def _gateway(args: argparse.Namespace) -> int:
     from agentgym.evaluate.budget import Prices
     from agentgym.gateway import Gateway, Limits, Passed, Settings, Upstream
 
-    given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, f"max_{name}")) is not None}
+    given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, name)) is not None}
     with usage_errors(ValueError):
         limits = Limits(**given)
         prices = Prices.load(args.prices) if args.prices else None
         engine = Upstream(args.engine, args.model, timeout=args.timeout)
         passed = dict(Passed.named(text) for text in args.passed)
-    if args.max_cost is not None and prices is None:
+    if args.cost is not None and prices is None:
         raise UsageError("--max-cost needs --prices")
     gateway = Gateway(
         engine,

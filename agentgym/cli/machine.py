@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.cli.shared import print_json, print_rows, set_run
+from agentgym.core.install import pip_install
 from agentgym.core.usage_error import UsageError, instead
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
@@ -68,7 +69,7 @@ def _doctor_of_cluster(args: argparse.Namespace) -> int:
     if not args.shared.is_dir():
         raise UsageError(f"--shared {args.shared} is no folder here: make it, or name one that all nodes share")
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("--cluster needs Ray: pip install 'agentgym-toolkit[train]'")
+        raise UsageError(f"--cluster needs Ray: {pip_install('agentgym-toolkit[train]')}")
     # By name: Ray is the trainer's, which nothing here imports.
     examine_cluster = importlib.import_module("agent_train.cluster.doctor").examine_cluster
     with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes
