@@ -58,7 +58,9 @@ def add_list(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list environments and their requirements")
     server = "list those of a server, http://HOST:PORT (default: this machine's)"
     listing.add_argument("server", nargs="?", metavar="URL", help=server)
-    listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
+    listing.add_argument(
+        "--tag", action="append", default=[], metavar="T", help="only environments with this tag; repeatable"
+    )
     set_run(listing, _list, "as JSON")
 
 
@@ -244,10 +246,10 @@ def add_validate(commands: argparse._SubParsersAction) -> None:
     add("--split", default="test", help="split to play (default: test)")
     add("-n", "--n", type=int, help="number of tasks (default: 50; with --audit 1)")
     add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
-    floor = "successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)"
+    floor = "largest success of null and random play, 0 to 1 (default: null 0, random less than gold)"
     add("--floor", type=float, metavar="SHARE", help=floor)
     add_kwargs(command, "keyword arguments of the environments")
-    add("--audit", action="store_true", help="instead, play known hacks, which must earn nothing (where there are any)")
+    add("--audit", action="store_true", help="play the environment's known hacks instead, which must earn nothing")
     add("--hack", action="append", default=[], metavar="NAME", help="with --audit: only this hack; repeatable")
     add("--concurrency", type=int, help="episodes at a time (default: 16; with --audit 4)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")

@@ -11,7 +11,7 @@ from agentgym import DISTRIBUTION
 
 
 def pip_install(requirement: str = DISTRIBUTION) -> str:
-    """The command that installs a requirement. Agentgym and its extras come from the checkout in use, if there is one."""
+    """The command that installs a requirement; agentgym and its extras come from the checkout in use, if any."""
     name, bracket, extras = requirement.partition("[")
     if name == DISTRIBUTION and (checkout := _checkout()):
         *options, folder = checkout
@@ -20,7 +20,7 @@ def pip_install(requirement: str = DISTRIBUTION) -> str:
 
 
 def _checkout() -> list[str]:
-    """Words by which pip installs the checkout that runs or was installed; empty if agentgym is of an index or a wheel."""
+    """Pip's arguments for the checkout that runs or was installed; empty if agentgym came from an index or a wheel."""
     here = Path(__file__).resolve().parents[2]
     if (here / "pyproject.toml").is_file():
         return ["-e", str(here)]
