@@ -30,14 +30,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 from curves import ALWAYS, warm_start
-from learner import ONE_THREAD, TRL, trl_python
+from learning.peer import ONE_THREAD, TRL, trl_python
 
 from agent_train.report.curves import Series, curves_svg
 
 HERE = Path(__file__).parent
 SIDES = ("agentgym", "TRL")
 HELD_OUT = 200
-ROWS = 32  # of TRL's forward passes: of 8, 16, 32 and 128 the one that takes the least CPU
+ROWS = 16  # of TRL's forward passes: of 8, 16 and 32 what took the least CPU
 EVERY = 4  # steps between the weights that are evaluated
 LOOK = 0.5  # seconds between looks at the processes
 Readings = list[tuple[float, float]]  # Unix seconds, CPU seconds up to then
@@ -151,7 +151,7 @@ def run(side: str, seed: int, steps: int, out: Path, runs: Path) -> None:
         f"model.path={start}",
         "sft.episodes=0",
         "learner.warmup_steps=0",
-        "trainer.groups_per_step=12",
+        "trainer.groups_per_step=8",
     ]
     settings += [f"trainer.seed={seed}", f"trainer.steps={steps}", f"trainer.save_every={EVERY}"]
     shutil.rmtree(runs / name, ignore_errors=True)
@@ -191,7 +191,7 @@ def table(out: Path) -> str:
     """A line for each run: held-out success at each step, and what the training took."""
     records = [record for side in SIDES for record in records_of(side, out)]
     steps = [str(row[0]) for row in records[0].curve]
-    head = ["", "seed", *(f"step {step}" for step in steps), "tokens", "CPU s", "CPU ms/token", "CPU s, whole"]
+    head = ["side", "seed", *(f"step {step}" for step in steps), "tokens", "CPU s", "CPU ms/token", "CPU s, whole"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for record in records:
         _, tokens, seconds, _ = record.curve[-1]
