@@ -32,7 +32,7 @@ def trl_python() -> Path:
         print(f"installing {TRL} into {folder}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", TRL]
+        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", TRL]
         subprocess.run(install, check=True)
         own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
         (own / "shared.pth").write_text(f"{packages}\n")

@@ -53,6 +53,7 @@ class Rollout:
         self.tokens: list[int] = []  # sampled in each step
         self._make, self._tokenizer, self._end = spec.make, tokenizer, tokenizer.eos_token_id
         self._envs: list[Env] = []
+        self._longest = config.engine.max_model_len - config.sampling.max_tokens
         self._generation = GenerationConfig(
             do_sample=True,
             temperature=config.sampling.temperature,
@@ -110,6 +111,7 @@ class Rollout:
             new = self._encode(observation, "" if ended else self._tokenizer.eos_token)
             episode.ids += new
             episode.mask += [0] * len(new)
+            episode.over = len(episode.prompt) + len(episode.ids) > self._longest
 
 
 class Spans(TrainerCallback):
