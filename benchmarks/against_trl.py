@@ -39,8 +39,11 @@ SIDES = ("agentgym", "TRL")
 HELD_OUT = 200
 ROWS = 16  # of TRL's forward passes: of 8, 16 and 32 what took the least CPU
 EVERY = 4  # steps between the weights that are evaluated
+SETTINGS = ("sft.episodes=0", "learner.warmup_steps=0", "trainer.groups_per_step=12", f"trainer.save_every={EVERY}")
 LOOK = 0.5  # seconds between looks at the processes
 Readings = list[tuple[float, float]]  # Unix seconds, CPU seconds up to then
+Spans = list[tuple[float, float]]  # when each step began and ended, in Unix seconds
+Trained = tuple[Readings, Spans, list[int]]  # the last are the tokens that each step sampled
 
 
 @dataclass(frozen=True)
@@ -80,25 +83,24 @@ def metered(command: list[str], log: Path) -> Readings:
     return readings
 
 
-def seconds_by_step(readings: Readings, spans: list[tuple[float, float]]) -> list[float]:
+def seconds_by_step(readings: Readings, spans: Spans) -> list[float]:
     """The CPU seconds within the spans of the steps, up to the end of each."""
     at, used = zip(*readings, strict=True)
     each = [float(np.interp(end, at, used) - np.interp(begin, at, used)) for begin, end in spans]
     return list(itertools.accumulate(each))
 
 
-def spans_of(timeline: Path) -> list[tuple[float, float]]:
-    """When each step of a run of ours began and ended, in Unix seconds: from its rollout to the end of its sync."""
-    events = [event for event in json.loads(timeline.read_text() + "]") if event["ph"] in "XM"]
-    (loop,) = {e["tid"] for e in events if e["ph"] == "M" and e["args"]["name"] == "loop 0"}
-    own = [e for e in events if e["ph"] == "X" and e["tid"] == loop]
-    begins = [e["ts"] / 1e6 for e in own if e["name"] == "rollout"]
-    return list(
-        zip(begins, [(e["ts"] + e["dur"]) / 1e6 for e in own if e["name"] == "sync"][-len(begins) :], strict=True)
-    )
+def spans_of(timeline: Path) -> Spans:
+    """Those of a run of ours, each from its rollout to the end of its sync."""
+    events = json.loads(timeline.read_text() + "]")
+    (loop,) = {each["tid"] for each in events if each["ph"] == "M" and each["args"]["name"] == "loop 0"}
+    own = [each for each in events if each["ph"] == "X" and each["tid"] == loop]
+    begins = [each["ts"] / 1e6 for each in own if each["name"] == "rollout"]
+    ends = [(each["ts"] + each["dur"]) / 1e6 for each in own if each["name"] == "sync"]
+    return list(zip(begins, ends, strict=True))
 
 
-def train_ours(settings: list[str], runs: Path, name: str) -> tuple[Readings, list[tuple[float, float]], list[int]]:
+def train_ours(settings: list[str], runs: Path, name: str) -> Trained:
     folder = runs / name
     named = [f"trainer.name={name}", f"trainer.runs_dir={runs}", "trainer.resume=never", "trainer.eval_episodes=1"]
     kept = ["trainer.keep_checkpoints=1000", "trainer.eval_every=1000"]
@@ -108,7 +110,7 @@ def train_ours(settings: list[str], runs: Path, name: str) -> tuple[Readings, li
     return readings, spans_of(folder / "timeline.json"), tokens
 
 
-def train_trl(settings: list[str], runs: Path, name: str) -> tuple[Readings, list[tuple[float, float]], list[int]]:
+def train_trl(settings: list[str], runs: Path, name: str) -> Trained:
     log = runs / f"{name}.log"
     script = [str(HERE / "learning" / "train_trl.py"), "--out", str(runs / name), "--rows", str(ROWS)]
     readings = metered([str(trl_python()), *script, *settings], log)
@@ -146,14 +148,7 @@ def run(side: str, seed: int, steps: int, out: Path, runs: Path) -> None:
         return
     start = warm_start(seed, runs, [])
     print(f"{name}: trains", flush=True)
-    settings = [
-        *ALWAYS,
-        f"model.path={start}",
-        "sft.episodes=0",
-        "learner.warmup_steps=0",
-        "trainer.groups_per_step=8",
-    ]
-    settings += [f"trainer.seed={seed}", f"trainer.steps={steps}", f"trainer.save_every={EVERY}"]
+    settings = [*ALWAYS, *SETTINGS, f"model.path={start}", f"trainer.seed={seed}", f"trainer.steps={steps}"]
     shutil.rmtree(runs / name, ignore_errors=True)
     ours = side == "agentgym"
     readings, spans, tokens = (train_ours if ours else train_trl)(settings, runs, name)
