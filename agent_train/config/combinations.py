@@ -233,7 +233,7 @@ def _why_no_server(url: str) -> str:
     if parts.username or parts.password:
         return f"{host} comes with a secret, which the run folder would keep: put the key into ENGINE_API_KEY"
     if not is_url(url) or not host or parts.query or parts.fragment or parts.path.rstrip("/") not in ("", "/v1"):
-        return f"{url!r} is not the URL of a server: write http://HOST:PORT"
+        return f"{url!r} is not a URL of a server: write http://HOST:PORT"
     return ""
 
 

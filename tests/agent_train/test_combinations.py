@@ -42,7 +42,7 @@ def test_every_recipe_goes_together(name):
         ),
         (["engine.name=embedded", "engine.weights=disk"], ["engine.weights=disk", "without engine.name=vllm"]),
         (["engine.weights=delta", "lora.rank=4"], ["engine.weights=delta", "lora.rank=4", "leave it out"]),
-        ([*OPENAI], ["engine.name=openai", "names no server", "engine.urls=[http"]),
+        ([*OPENAI], ["engine.name=openai", "has no server", "engine.urls=[http"]),
         ([*SGLANG, "engine.urls=[http://h:1]"], ["model.path", "already have a model"]),
         (["engine.urls=[http://h:1]"], ["engine.urls=", "without engine.name=openai or sglang"]),
         ([*OPENAI, "engine.urls=[h:1]"], ["engine.urls", "'h:1' is not a URL", "http://HOST:PORT"]),
