@@ -98,6 +98,7 @@ class Settings:
         """Decide what is used of a call's settings. Raises `Refused`."""
         asked, known = {"model": call.model, **call.settings}, backend.honours
         odd = [name for name, value in asked.items() if not self._fits(name, value, backend)]
+        # A free choice of tools is every engine's own, and none leaves them out of the prompt.
         free = [*_FREE, *(["tool_choice"] if asked.get("tool_choice") in _NEUTRAL["tool_choice"] else [])]
         unknown = [n for n in call.settings if known is not None and n not in known and n not in free]
         if self.policy == "strict" and (refused := [*odd, *unknown]):
