@@ -291,8 +291,8 @@ def test_agent_is_short_for_its_setting_and_takes_any_words():
         (["agent=command:no-such-program"], "there is no program"),
         ([f"agent={AGENT}", "agent.image=python"], "only a command"),
         (["agent=mini-swe-agent"], "works by a tool 'bash' alone, and FrozenLake has no tools"),
-        ([f"agent={AGENT}", "algorithm=gigpo"], "the calls of agent.run are no sequence of turns"),
-        ([f"agent={AGENT}", "memory.name=summary"], "memory.name=summary: agent.run plays its episodes by itself"),
+        ([f"agent={AGENT}", "algorithm=gigpo"], "the calls of agent.run may branch"),
+        ([f"agent={AGENT}", "memory.name=summary"], "memory.name=summary: agent.run plays whole episodes itself"),
         ([f"agent={AGENT}", "agent.passed=['judge=nowhere']"], "base_url must begin with http"),
     ],
 )
