@@ -100,6 +100,7 @@ class Settings:
         harmless = {**_NEUTRAL, "temperature": (self.temperature,), "model": backend.models}
         looked_at = asked if self.temperature is not None else ("model",)
         odd = [name for name in looked_at if name not in _FREE and asked[name] not in harmless.get(name, ())]
+        # A free choice of tools is every engine's own, and none leaves them out of the prompt.
         free = [*_FREE, *(["tool_choice"] if asked.get("tool_choice") in _NEUTRAL["tool_choice"] else [])]
         unknown = [n for n in call.settings if known is not None and n not in known and n not in free]
         if self.policy == "strict" and (refused := [*odd, *unknown]):
