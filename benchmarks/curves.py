@@ -37,13 +37,12 @@ SMALLER_NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=96")
 PLAYER = (
     "+env=tic_tac_toe_self",
     *("model.tiny.hidden=192", "model.tiny.heads=6", "model.tiny.intermediate=576", "model.tiny.layers=2"),
-    *("sft.episodes=4096", "sft.mistakes=0.4", "sft.batch_rows=16", "sft.lr=1.5e-3", "sampling.max_tokens=4"),
+    *("sft.episodes=2048", "sft.mistakes=0.4", "sft.batch_rows=16", "sft.lr=1.5e-3", "sampling.max_tokens=4"),
 )
-# A game of self-play is two episodes to learn from, so half as many games are as many episodes.
 PAST = ("env.players.O=past", "env.past_every=5")
 GAMES = (
     *("algorithm.updates_per_step=4", "algorithm.proximal=behaviour", "learner.lr=1.0e-3", "learner.schedule=linear"),
-    *("sampling.max_tokens=4", "trainer.steps=30", "trainer.eval_episodes=400"),
+    *("sampling.max_tokens=4", "trainer.steps=20", "trainer.eval_episodes=400"),
 )
 
 
@@ -82,6 +81,7 @@ CURVES = (
         ("env.kwargs.opponent=minimax", "trainer.groups_per_step=16", *GAMES),
         "tic_tac_toe",
     ),
+    # A game of self-play is two episodes to learn from: half as many games.
     Curve("game-self", "self_play", ("trainer.groups_per_step=8", *GAMES), "tic_tac_toe_self"),
     Curve("game-past", "self_play", (*PAST, "trainer.groups_per_step=16", *GAMES), "tic_tac_toe_self"),
 )
