@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 DISTRIBUTION = "agentgym-toolkit"
 """The name that package installers know. `agentgym` on the package index is another project."""
 
