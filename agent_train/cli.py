@@ -13,6 +13,7 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from agentgym import __version__
+from agentgym.core.install import pip_install
 
 USAGE = (
     "agent-train {+env=NAME | mode=sft|dpo|rm data.train=FILE | replay RUN step=N} [key=value ...] [--dry-run] [--list]"
@@ -20,18 +21,18 @@ USAGE = (
 HELP = """\
 Train a language-model agent in an environment by reinforcement learning, or a model on files.
 
-  agent-train +env=frozen_lake                             a tiny policy, built by code, on this machine
+  agent-train +env=frozen_lake                             a tiny model, built from scratch, on this machine
   agent-train +env=frozen_lake engine=embedded             without vLLM
   agent-train +env=gsm8k model.path=DIR trainer.steps=3    a Hugging Face folder
   agent-train +env=my_pkg.envs:MyEnv env.kwargs.size=8     any environment that can be imported
-  agent-train +env=gsm8k --dry-run                         what would run, and every setting
+  agent-train +env=gsm8k --dry-run                         print the plan of the run and every setting
   agent-train mode=sft data.train=FILE model.path=DIR      imitation; mode=dpo: preferences, mode=rm: a reward model
-  agent-train trainer.resume=runs/NAME                     go on with a run that was stopped
-  agent-train replay runs/NAME step=12                     train a step of a run again and compare, without an engine
-  agent-train plan +env=gsm8k --model 4B --gpus 8,64       memory, link and time on so many GPUs
+  agent-train trainer.resume=runs/NAME                     resume a stopped run
+  agent-train replay runs/NAME step=12                     train a recorded step again and compare
+  agent-train plan +env=gsm8k --model 4B --gpus 8,64       estimate memory, links and time on 8 and on 64 GPUs
 
 A setting is a dotted key: trainer.steps=3, learner.lr=1e-4, trainer.seed=1. --dry-run prints them all.
-Exit code: 0 done, 1 failed while running, 2 refused before anything started.
+Exit code: 0 done, 1 failed while running, 2 refused before the start.
 """
 COLLECT_AFTER = (50_000, 20, 100)  # thresholds of the garbage collector in a run
 T = TypeVar("T", int, float)
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     told = "+env=NAME, a choice such as engine=embedded, or a dotted key"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=told)
-    parser.add_argument("--dry-run", action="store_true", help="print what would run and all settings; start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan of the run and all settings; start nothing"
+    )
     parser.add_argument("--list", action="store_true", help="print environments and other choices; start nothing")
     parser.add_argument("--version", action="version", version=f"agentgym {__version__}")
     arguments = parser.parse_intermixed_args(words)
@@ -69,7 +72,7 @@ def _refuse_or_run(arguments: argparse.Namespace) -> int:
         from agent_train.config.schema import ConfigError
         from agent_train.config.validation import validate
     except ModuleNotFoundError as error:
-        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
+        return _refuse([f"{error.name} is not installed: {pip_install('agentgym-toolkit[train]')}"])
     try:
         if arguments.list:
             print(_choices())
@@ -107,11 +110,11 @@ def _plan(words: Sequence[str]) -> int:
         from agent_train.plan.formulas import Assumptions
         from agent_train.plan.table import scaling_table, sizes
     except ModuleNotFoundError as error:
-        return _refuse([f"{error.name} is not installed: pip install 'agentgym-toolkit[train]'"])
-    about = "Memory, link and time of a run on GPUs, by the formulas of docs/scaling.md. Starts nothing."
+        return _refuse([f"{error.name} is not installed: {pip_install('agentgym-toolkit[train]')}"])
+    about = "Estimate memory, links and time of a run on GPUs, by the formulas of docs/scaling.md. Starts nothing."
     usage = "agent-train plan +env=NAME {--model SIZE | model.path=DIR} [--gpus N,...] [key=value ...]"
     parser = _TrainParser("agent-train plan", usage=usage, description=about)
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="of the run, as `agent-train` takes them")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the run, as for `agent-train`")
     parser.add_argument("--model", choices=sizes(), help="a model of Qwen3 in place of model.path")
     parser.add_argument("--gpus", default="8", type=_counts, metavar="N,...", help="numbers of GPUs (default: 8)")
     for known in dataclasses.fields(Assumptions):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentgym.core.extensions import import_path
+from agentgym.core.install import pip_install
 from agentgym.core.registration import load_plugins
 from agentgym.core.tasks import Task, TaskSet
 from agentgym.storage.files import write_bytes
@@ -97,8 +98,10 @@ def load(
             rows, source = found
             return TaskSet([parse(row, i) for i, row in enumerate(rows)], name=name, source=source)
     tasks = shipped()
-    on_hub = f", or install agentgym-toolkit[data] and let it reach {hub.repo} on Hugging Face" if hub else ""
-    tell_shipped(tasks, f"For the real data, set {FOLDER_VARIABLE} to a folder with {path}{on_hub}.")
+    instead = f"For the real data, set {FOLDER_VARIABLE} to a folder with {path}"
+    if hub:
+        instead += f", or allow access to {hub.repo} on Hugging Face and run: {pip_install('agentgym-toolkit[data]')}"
+    tell_shipped(tasks, instead)
     return tasks
 
 
@@ -157,7 +160,7 @@ def download(hub: HubData, split: str, seconds: float = DOWNLOAD_SECONDS) -> Row
 def no_hub() -> str | None:
     """The reason why the hub cannot be reached, and the cure; None if it can be. The hub is probed once per process."""
     if not is_installed():
-        return 'the package "datasets" is not installed: pip install "agentgym-toolkit[data]"'
+        return f'the package "datasets" is not installed: {pip_install("agentgym-toolkit[data]")}'
     switches = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
     if {"1", "ON", "YES", "TRUE"} & set(switches):
         return "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids it: unset it"

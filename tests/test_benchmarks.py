@@ -207,6 +207,43 @@ def test_curves_of_runs_that_are_there(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def against_trl():
+    sys.path.insert(0, str(BENCHMARKS))
+    import against_trl
+
+    yield against_trl
+    sys.path.remove(str(BENCHMARKS))
+
+
+def test_cpu_seconds_of_training_are_those_within_steps(against_trl):
+    """A start that takes 10 CPU seconds, two steps with a checkpoint between them, and an end."""
+    readings = [(0.0, 0.0), (10.0, 10.0), (20.0, 14.0), (30.0, 20.0), (40.0, 21.0), (50.0, 30.0)]
+    assert against_trl.seconds_by_step(readings, [(10.0, 20.0), (30.0, 35.0)]) == [4.0, 4.5]
+
+
+def test_cpu_seconds_of_a_child_that_has_ended_count(against_trl, tmp_path):
+    busy = "import time; begun = time.process_time()\nwhile time.process_time() - begun < 2: pass"
+    parent = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {busy!r}]); time.sleep(1)"
+    readings = against_trl.metered([sys.executable, "-c", parent], tmp_path / "log")
+    assert 2 - 2 * against_trl.LOOK < readings[-1][1] < 4
+
+
+def test_runs_on_both_sides_make_a_table_and_a_picture(against_trl, tmp_path):
+    for side, seed, end, seconds in (("agentgym", 0, 0.75, 20.0), ("agentgym", 1, 0.65, 20.0), ("TRL", 0, 0.7, 40.0)):
+        curve = [(0, 0, 0.0, 0.5), (4, 10000, seconds, end)]
+        record = {"side": side, "seed": seed, "curve": curve, "whole": seconds + 10, "peer": "trl"}
+        (tmp_path / f"{side.lower()}-seed{seed}.json").write_text(json.dumps(record))
+    against_trl.draw(tmp_path)
+    picture = (tmp_path / "trl.svg").read_text()
+    assert "agentgym, sampled tokens 10000: 70.0%" in picture
+    assert "TRL, CPU seconds of training 40: 70.0%" in picture
+    table = against_trl.table(tmp_path).splitlines()
+    assert table[0] == "| side | seed | step 0 | step 4 | tokens | CPU s | CPU ms/token | CPU s, whole |"
+    assert table[2] == "| agentgym | 0 | 50.0% | 75.0% | 10,000 | 20 | 2.0 | 30 |"
+    assert table[4] == "| TRL | 0 | 50.0% | 70.0% | 10,000 | 40 | 4.0 | 50 |"
+
+
+@pytest.fixture(scope="module")
 def flops():
     """The benchmark's own arithmetic of operations per token."""
     spec = importlib.util.spec_from_file_location("learner_flops", BENCHMARKS / "learning" / "flops.py")

@@ -1,4 +1,4 @@
-"""PRIME (arXiv 2502.01456): rewards of tokens from a model that only ever sees outcomes.
+"""PRIME (arXiv 2502.01456): rewards of tokens from a model that is trained on outcomes only.
 
 Legend: T tokens, M of them sampled, S trajectories, G groups (at most S). `segment_T` says of which trajectory, 0 to
 S-1, a token is.

@@ -1,6 +1,6 @@
-"""Reductions: what each sampled token weighs in the loss, so that a loss is a plain weighted sum.
+"""Reductions: the weight of each sampled token in the loss, so that a loss is a plain weighted sum.
 
-The weights are made once for all samples of an optimizer step, before they are dealt, so any split gives the same loss
+The weights are computed once for all samples of an optimizer step, before ranks get them, so any split gives the same loss
 and gradient. Samples of one trajectory share its weight.
 
 Legend: N samples of the whole optimizer step, over all ranks and micro-batches.

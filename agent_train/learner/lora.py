@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agent_train.config.schema import LoraConfig
+from agentgym.core.install import pip_install
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -27,9 +28,8 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ValueError(
-            f"lora.rank={settings.rank} needs peft: pip install 'agentgym-toolkit[lora]' ({error})"
-        ) from error
+        todo = pip_install("agentgym-toolkit[lora]")
+        raise ValueError(f"lora.rank={settings.rank} needs peft: {todo} ({error})") from error
     head = model.get_output_embeddings()
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     names = {name.rsplit(".", 1)[-1] for name in linear}

@@ -58,14 +58,14 @@ class Series:
     band: Sequence[tuple[float, float, float]] = ()
 
 
-def curves_svg(series: Sequence[Series], title: str) -> str:
+def curves_svg(series: Sequence[Series], title: str, across: str = "training step") -> str:
     """An `<svg>` of lines with axes and a legend, on a light background. Points that are not finite are left out."""
     steps = [step for one in series for step, value in one.points if math.isfinite(value)] or [0.0, 1.0]
     first, last = (min(steps), max(steps)) if max(steps) > min(steps) else (steps[0] - 0.5, steps[0] + 0.5)
 
     def at(step: float, value: float) -> tuple[float, float]:
-        across = LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
-        return across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - value)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
+        return x, TOP + (HEIGHT - TOP - BOTTOM) * (1 - value)
 
     def path(points: Sequence[tuple[float, float]]) -> str:
         return "M" + "L".join("{:.1f},{:.1f}".format(*at(*point)) for point in points)
@@ -75,7 +75,7 @@ def curves_svg(series: Sequence[Series], title: str) -> str:
         f'role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12" fill="{TEXT}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{BACKGROUND}"/>',
         f'<text x="{LEFT}" y="18" font-size="14" font-weight="600">{escape(title)}</text>',
-        *_axes([(at(tick, 0)[0], tick) for tick in nice_ticks(first, last, 6) if first <= tick <= last]),
+        *_axes([(at(tick, 0)[0], tick) for tick in nice_ticks(first, last, 6) if first <= tick <= last], across),
     ]
     right = WIDTH - RIGHT
     for i, one in reversed(list(enumerate(series))):
@@ -88,7 +88,7 @@ def curves_svg(series: Sequence[Series], title: str) -> str:
         if points:
             parts.append(f'<path d="{path(points)}" fill="none" stroke="{color}" stroke-width="2"/>')
         for step, value in points:
-            (x, y), tip = at(step, value), f"{escape(one.name)}, training step {step:g}: {value:.1%}"
+            (x, y), tip = at(step, value), f"{escape(one.name)}, {across} {step:g}: {value:.1%}"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"><title>{tip}</title></circle>')
         right -= 7 * len(one.name)
         parts.append(f'<text x="{right}" y="18">{escape(one.name)}</text>')
@@ -97,7 +97,7 @@ def curves_svg(series: Sequence[Series], title: str) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _axes(ticks: Sequence[tuple[float, float]]) -> list[str]:
+def _axes(ticks: Sequence[tuple[float, float]], name: str) -> list[str]:
     bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts = []
     for percent in range(0, 101, 20):
@@ -110,7 +110,7 @@ def _axes(ticks: Sequence[tuple[float, float]]) -> list[str]:
     turned = f'x="14" y="{middle}" transform="rotate(-90 14 {middle})" text-anchor="middle"'
     across = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle"'
     parts.append(f'<path d="M{LEFT},{bottom}H{WIDTH - RIGHT}" stroke="{TEXT}"/>')
-    return [*parts, f"<text {across}>training step</text>", f"<text {turned}>held-out success</text>"]
+    return [*parts, f"<text {across}>{name}</text>", f"<text {turned}>held-out success</text>"]
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:

@@ -435,7 +435,7 @@ def sampler_of(
     limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
     if agents is not None:
         own = config.agent
-        limits = replace(limits, max_turns=own.max_turns, tokens=own.max_tokens, episode_timeout=own.timeout)
+        limits = replace(limits, max_turns=own.max_turns, tokens=own.max_episode_tokens, episode_timeout=own.timeout)
     return Sampler(
         make_env,
         engine,

@@ -13,12 +13,17 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentgym.processes.child_process import supervised
+
+if TYPE_CHECKING:
+    from agentgym.core.env import Env
 
 FOLDER = Path(__file__).with_name("packaged")
 NAMES = tuple(sorted(file.stem.replace("_", "-") for file in FOLDER.glob("*.txt")))
 INSTALL_SECONDS = 1800.0
+TOOLS = {"mini-swe-agent": "bash"}  # of the environment, by which an agent does all its work
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +32,20 @@ def command_of(name: str) -> list[str]:
     """The words that start an agent, which is installed where it is not yet. Raises ValueError if it cannot be."""
     # With -P, since the program's folder would hide the package of its name.
     return [str(_environment(name) / "bin" / "python"), "-P", str(_file(name, "py"))]
+
+
+def check_tools(agent: str, env: Env) -> None:
+    """Raise ValueError if an agent cannot do anything in an environment, for want of a tool."""
+    needed, inner = TOOLS.get(agent), env.unwrapped
+    if needed is None or getattr(inner, "tools_at_reset", False):
+        return
+    has = [tool["function"]["name"] for tool in env.get_wrapper_attr("tools")]
+    if needed in has:
+        return
+    raise ValueError(
+        f"agent {agent!r} works by a tool {needed!r} alone, and {type(inner).__name__} has {', '.join(has) or 'no tools'}:"
+        f" take an environment with a tool {needed!r}, or another agent, such as openai-agents"
+    )
 
 
 def _file(name: str, kind: str) -> Path:

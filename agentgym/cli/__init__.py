@@ -29,12 +29,12 @@ _WIDTH = 12  # of the column of commands
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _EXIT_CODES = """exit codes:
   0    done
-  1    not all was done: a check failed, episodes failed or could not be played, an image was not built
-  2    a usage error, printed in one line: an unknown name, wrong arguments, a package that is not installed
-  3    stopped by a limit that you set (tokens, cost, time); started again, it goes on
-  130  interrupted; started again, it goes on
+  1    incomplete: a check failed, episodes failed or could not be played, an image was not built
+  2    usage error, printed in one line: an unknown name, wrong arguments, a missing package
+  3    stopped by a limit that you set (tokens, cost, time); with the same folder (--out), the command resumes
+  130  interrupted; with the same folder (--out), the command resumes
 
-Every command has --help, and --json for programs. Nothing is ever uploaded anywhere."""
+Every command has --help, and --json for programs. Nothing is uploaded."""
 
 
 class Parser(argparse.ArgumentParser):

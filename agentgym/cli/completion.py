@@ -26,7 +26,7 @@ Words = dict[str, str]  # each with a description, or ""
 def add_completion(commands: argparse._SubParsersAction) -> None:
     completion = commands.add_parser(
         "completion",
-        help="a script that makes a shell complete commands, options, environments and runs",
+        help="print a script that completes commands, options, environments and runs in a shell",
         epilog='for example: eval "$(agentgym completion bash)"',
     )
     completion.add_argument("shell", nargs="?", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, set_run, spec_of
+from agentgym.core.install import pip_install
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def add_list(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list environments and their requirements")
     server = "list those of a server, http://HOST:PORT (default: this machine's)"
     listing.add_argument("server", nargs="?", metavar="URL", help=server)
-    listing.add_argument("--tag", action="append", default=[], metavar="T", help="only those with this tag; repeatable")
+    listing.add_argument(
+        "--tag", action="append", default=[], metavar="T", help="only environments with this tag; repeatable"
+    )
     set_run(listing, _list, "as JSON")
 
 
@@ -112,7 +115,7 @@ def _list_served(args: argparse.Namespace) -> int:
 
 def _package(requirement: str) -> Need:
     wanted = Requirement(requirement)
-    remedy = f"pip install {requirement!r}"
+    remedy = pip_install(requirement)
     try:
         found = metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
@@ -129,7 +132,7 @@ def _need(need: str) -> Need:
 
     kind, _, what = need.partition(":")
     if kind != "sandbox":
-        return Need(what, True) if is_here(kind) else Need(what, False, f"pip install {what!r}")
+        return Need(what, True) if is_here(kind) else Need(what, False, pip_install(what))
     # Docker is not asked for the image, which would be slow.
     if shutil.which("bwrap") is None:
         return Need(f"sandbox {what}", None if importlib.util.find_spec("docker") else False, "agentgym doctor")
@@ -243,10 +246,10 @@ def add_validate(commands: argparse._SubParsersAction) -> None:
     add("--split", default="test", help="split to play (default: test)")
     add("-n", "--n", type=int, help="number of tasks (default: 50; with --audit 1)")
     add("--seed", type=int, default=0, help="seed of episodes and the random policy (default: 0)")
-    floor = "successes that null and random play may have, 0 to 1 (default: null none, random fewer than gold)"
+    floor = "largest success of null and random play, 0 to 1 (default: null 0, random less than gold)"
     add("--floor", type=float, metavar="SHARE", help=floor)
     add_kwargs(command, "keyword arguments of the environments")
-    add("--audit", action="store_true", help="instead, play known hacks, which must earn nothing (where there are any)")
+    add("--audit", action="store_true", help="play the environment's known hacks instead, which must earn nothing")
     add("--hack", action="append", default=[], metavar="NAME", help="with --audit: only this hack; repeatable")
     add("--concurrency", type=int, help="episodes at a time (default: 16; with --audit 4)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call may take (default: 60)")

@@ -57,10 +57,10 @@ def add_eval(commands: argparse._SubParsersAction) -> None:
     add("--suite", type=Path, metavar="FILE", help="a YAML file with agents, environments and limits")
     add("--resume", type=Path, metavar="RUN", help="resume the run in this folder with its original options")
     _add_agents(command)
-    group = command.add_argument_group("what is played")
+    group = command.add_argument_group("tasks")
     add = group.add_argument
-    add("--split", help="which tasks (default: test)")
-    add("-n", "--n", type=_count, metavar="N", help="how many tasks of each environment, or all (default: 100)")
+    add("--split", help="split of the tasks (default: test)")
+    add("-n", "--n", type=_count, metavar="N", help="number of tasks of each environment, or all (default: 100)")
     add("--task", action="append", metavar="ID", help="play only this task instead of the first N; repeatable")
     shuffle = "shuffle the split by --seed before taking the first N"
     add("--shuffle", action="store_true", default=None, help=shuffle)
@@ -68,10 +68,15 @@ def add_eval(commands: argparse._SubParsersAction) -> None:
     add("--seed", type=int, help="seed of episodes and sampling (default: 0)")
     add_kwargs(group, "keyword arguments of the environments")
     add = command.add_argument_group("limits of an episode").add_argument
-    add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
-    add("--max-episode-tokens", type=int, metavar="N", help="tokens read and written before the episode is cut off")
+    add("--max-turns", type=int, metavar="N", help="most replies of an episode (default: the environment's)")
+    add("--max-episode-tokens", type=int, metavar="N", help="tokens of all prompts and answers of an episode")
     add("--episode-timeout", type=_seconds, metavar="TIME", help="time limit of an episode: seconds, 90s, 10m, 2h")
-    add("--answer-timeout", type=_seconds, metavar="TIME", help="time limit of one answer, retries too (default: 300s)")
+    add(
+        "--answer-timeout",
+        type=_seconds,
+        metavar="TIME",
+        help="time limit of one answer with its retries (default: 300s)",
+    )
     add(
         "--step-timeout",
         type=_seconds,
@@ -79,15 +84,15 @@ def add_eval(commands: argparse._SubParsersAction) -> None:
         help="time limit of one environment step (default: the environment's, at least 60s)",
     )
     add("--retries", type=int, help="retries of a failed episode (default: 1)")
-    about = "one that is reached ends the run with exit code 3; started again, it goes on"
+    about = "a limit that is reached ends the run with exit code 3; with the same --out, the run resumes"
     add = command.add_argument_group("limits of the whole run", about).add_argument
     add("--episode-limit", type=int, metavar="N", help="episodes")
-    add("--token-limit", type=int, metavar="N", help="tokens read and written, by the endpoints' count")
-    add("--cost-limit", type=float, metavar="USD", help="US dollars, by --prices")
-    add("--time-limit", type=_seconds, metavar="TIME", help="seconds, 90s, 10m, 2h; of this start of the run")
-    add("--prices", type=Path, metavar="FILE", help="what tokens cost: a YAML or JSON table by model")
+    add("--token-limit", type=int, metavar="N", help="tokens of all prompts and answers, as endpoints count them")
+    add("--cost-limit", type=float, metavar="USD", help="US dollars; needs --prices")
+    add("--time-limit", type=_seconds, metavar="TIME", help="time of this start of the run: seconds, 90s, 10m, 2h")
+    add("--prices", type=Path, metavar="FILE", help="prices of tokens: a YAML or JSON table by model")
     add("--concurrency", type=int, metavar="N", help="episodes at a time (default: 64)")
-    add = command.add_argument_group("what it leaves behind").add_argument
+    add = command.add_argument_group("output").add_argument
     out = "the run's folder (default: a new one in runs/); an existing run is resumed"
     add("--out", type=Path, metavar="DIR", help=out)
     add("--no-store", action="store_true", help="store nothing")
@@ -98,26 +103,26 @@ def add_eval(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_agents(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("what plays", "each may be given several times: all play all environments")
+    group = command.add_argument_group("agents", "each option may be repeated; all agents play all environments")
     add = group.add_argument
     policies = ("chat", "expert", "random", "null")
-    add("--policy", action="append", choices=policies, help="chat: a --model (default); null: says nothing")
+    add("--policy", action="append", choices=policies, help="chat: a --model (default); null: empty replies")
     add("--model", action="append", metavar="NAME", help="a model at an endpoint")
-    base_url = "its endpoint, such as http://localhost:8000/v1; one, or one for each model"
+    base_url = "endpoint of the model, such as http://localhost:8000/v1; one for all models, or one for each"
     add("--base-url", action="append", metavar="URL", help=base_url)
     add("--serve", action="append", metavar="DIR", help="a model folder, served by vLLM for this run")
     add("--serve-args", metavar="ARGS", help="extra arguments of the vLLM server, as one quoted string")
     own = (
-        "your own agent: a Python function or class; one that plays by itself asks the --model; "
-        f"or one that is installed at its first use: {', '.join(NAMES)}"
+        "your own agent: a Python function or class; or one that plays by itself and calls the --model: a function, a command, "
+        f"or a name (installed at its first use): {', '.join(NAMES)}"
     )
     add("--agent", action="append", metavar="MODULE:NAME|command:WORDS|NAME", help=own)
-    image = "run the agent's command in a sandbox of this image, with no network but its model and its environment"
+    image = "run the agent's command in a sandbox of this image, which reaches only its model and its environment"
     add("--agent-image", metavar="IMAGE", help=image)
     add_kwargs(group, "keyword arguments of the agent", "--agent-kwargs")
     add("--script", action="append", metavar="FILE", help="a file of fixed answers, one per line, or JSON")
     add("--name", help="name of the agent in the results, if there is only one")
-    group = command.add_argument_group("how models answer (default: as the endpoint likes)")
+    group = command.add_argument_group("requests to models (default: the endpoint's)")
     add = group.add_argument
     add("--system", metavar="TEXT", help="a system message, placed before the environment's own")
     add("--stop", action="append", metavar="TEXT", help="stop sequence of answers; repeatable")
@@ -152,7 +157,7 @@ def _suite(args: argparse.Namespace) -> Suite:
         record = read_suite(file)
         if args.envs or args.kwargs or args.task:
             given = "--kwargs" if args.kwargs else "--task" if args.task else args.envs[0]
-            raise ValueError(f"{given}: {file} has the environments")
+            raise ValueError(f"{given}: the suite {file} sets the environments: leave {given} out")
         try:
             return suite_of(_over(record, args), spec_of)
         except (ValueError, UsageError) as error:
@@ -163,7 +168,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
     if not args.envs:
         raise UsageError("name an environment (`agentgym list` shows all), or a suite NAME.yaml")
     if suites := [name for name in args.envs if name.endswith(_SUITES)]:
-        raise UsageError(f"{suites[0]}: a suite has its own environments: give one alone, and no other ENV")
+        raise UsageError(f"{suites[0]}: a suite has its own environments: give one suite and no other ENV")
     if args.task and (args.n is not None or args.shuffle):
         raise UsageError("--task names the tasks: leave out -n and --shuffle")
     envs = [{"id": id, "kwargs": args.kwargs, "tasks": args.task} for id in dict.fromkeys(args.envs)]
@@ -242,10 +247,10 @@ def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
         if getattr(args, option) and not getattr(args, needed):
             raise UsageError(f"{_option(option)} needs --{needed}")
     if asking and not (args.model or args.serve):
-        raise UsageError(f"{', '.join(asking)}: only valid with --model or --serve")
+        raise UsageError(f"{', '.join(asking)}: only with --model or --serve")
     if args.name:
         if len(entries) != 1:
-            raise UsageError(f"--name names one agent, and there are {len(entries)}: name them in a suite's file")
+            raise UsageError(f"--name names one agent, but there are {len(entries)}: name them in a suite's file")
         entries[0]["name"] = args.name
     return entries
 
@@ -285,10 +290,10 @@ def _eval(args: argparse.Namespace) -> int:
     if args.no_store and (args.out or args.resume):
         raise UsageError("--no-store stores nothing: leave out --out and --resume")
     with usage_errors(ValueError):
-        check_agents(agents, _serve_args(args))
+        notes = check_envs(suite.cells)
+        check_agents(agents, _serve_args(args))  # which installs those by name
         if suite.budget.cost is not None:
             check_prices(agents, suite.prices)
-        notes = check_envs(suite.cells)
         if not args.no_probe:
             notes += asyncio.run(check_endpoints(agents))
     for note in notes:

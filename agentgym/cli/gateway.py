@@ -1,4 +1,4 @@
-"""The command `agentgym gateway`: an endpoint in front of a model, for agents of any kind, which records what they sample."""
+"""The command `agentgym gateway`: an endpoint in front of a model, which records the calls of any agent."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 ADMIN_VARIABLE = "AGENTGYM_GATEWAY_KEY"
 _LIMITS = (
     ("--max-turns", int, "turns", "answered calls of an episode"),
-    ("--max-tokens", int, "tokens", "tokens that an episode reads and writes"),
+    ("--max-episode-tokens", int, "tokens", "tokens of all prompts and answers of an episode"),
     ("--max-seconds", float, "seconds", "seconds of an episode"),
-    ("--max-cost", float, "cost", "US dollars of an episode, by --prices"),
+    ("--max-cost", float, "cost", "US dollars of an episode; needs --prices"),
 )
 
 
 def add_gateway(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "gateway",
-        help="put an endpoint in front of a model that records what agents sample",
+        help="serve an endpoint in front of a model, and record agents' calls",
         description="Serve OpenAI's chat completions, completions and Responses and Anthropic's messages in front of a model, until"
-        " Ctrl-C. Each agent's episode has a key of its own, and every call is on disk before its answer leaves. The key that opens"
-        f" episodes is {ADMIN_VARIABLE}, or made anew.",
+        " Ctrl-C. Each episode has its own key, and every call is on disk before its answer is sent. The admin key, which opens"
+        f" episodes, is {ADMIN_VARIABLE}, or a new one.",
     )
     add = parser.add_argument
     add("--engine", required=True, metavar="URL", help="OpenAI-compatible endpoint of the model, up to and with /v1")
-    add("--model", metavar="NAME", help="its model (default: the first that it lists)")
+    add("--model", metavar="NAME", help="name of the model (default: the first that the endpoint lists)")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8100, help="port to listen on; 0 takes a free one (default: 8100)")
     add(
@@ -43,21 +43,24 @@ def add_gateway(commands: argparse._SubParsersAction) -> None:
         type=Path,
         default=Path("runs/gateway"),
         metavar="FOLDER",
-        help="folder of the record; a folder that has one goes on",
+        help="folder of the record; an existing record is continued",
     )
     policies = ("strict", "override", "mask")
     unusable = (
-        "what is done with settings that tokens cannot be trained with (default: override); only with --temperature"
+        "if an agent's sampling settings make its tokens untrainable: refuse the call (strict), use the run's settings"
+        " (override), or do not train on the tokens (mask); only with --temperature (default: override)"
     )
     add("--settings", choices=policies, default="override", help=unusable)
-    add("--temperature", type=float, metavar="T", help="of a run that trains on what is sampled")
-    for option, kind, _, what in _LIMITS:
-        add(option, type=kind, metavar="N", help=f"most {what}")
-    add("--prices", type=Path, metavar="FILE", help="table of prices, as of agentgym eval")
-    passed = "pass requests for the model NAME on to another endpoint; KEY names the variable with its API key; may be repeated"
+    add("--temperature", type=float, metavar="T", help="sampling temperature of a run that trains on the tokens")
+    for option, kind, name, what in _LIMITS:
+        add(option, dest=name, type=kind, metavar="N", help=f"most {what}")
+    add("--prices", type=Path, metavar="FILE", help="table of prices, as for agentgym eval")
+    passed = (
+        "send requests for the model NAME to another endpoint; KEY is the variable with its API key; may be repeated"
+    )
     add("--pass", dest="passed", action="append", default=[], metavar="NAME=URL[,KEY]", help=passed)
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer of the engine (default: 600)")
-    add("--one-key", action="store_true", help="open an episode and print the variables by which agents find it")
+    add("--one-key", action="store_true", help="open an episode and print the variables that agents need")
     set_run(parser, _gateway, "print the address and the keys, as JSON")
 
 
@@ -65,13 +68,13 @@ def _gateway(args: argparse.Namespace) -> int:
     from agentgym.evaluate.budget import Prices
     from agentgym.gateway import Gateway, Limits, Passed, Settings, Upstream
 
-    given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, f"max_{name}")) is not None}
+    given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, name)) is not None}
     with usage_errors(ValueError):
         limits = Limits(**given)
         prices = Prices.load(args.prices) if args.prices else None
         engine = Upstream(args.engine, args.model, timeout=args.timeout)
         passed = dict(Passed.named(text) for text in args.passed)
-    if args.max_cost is not None and prices is None:
+    if args.cost is not None and prices is None:
         raise UsageError("--max-cost needs --prices")
     gateway = Gateway(
         engine,
@@ -118,7 +121,7 @@ async def _say(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> 
     if args.json:
         print_json(told)
         return
-    exact = "" if engine.exact else " (the engine tells no token ids: they are not recorded)"
+    exact = "" if engine.exact else " (without token ids, which the engine does not return)"
     print(f"{engine.models[0]} at {gateway.url}, recorded in {gateway.record.path}{exact} (Ctrl-C ends it)")
     if "admin_key" in told:
         print(f"{ADMIN_VARIABLE}={gateway.admin_key}")
@@ -128,4 +131,4 @@ async def _say(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> 
         print("\n".join(f"export {name}={value}" for name, value in variables.items()))
     sys.stdout.flush()
     if args.host not in ("127.0.0.1", "localhost", "::1"):
-        print("agentgym gateway: without TLS, keys and answers can be read on the way", file=sys.stderr)
+        print("agentgym gateway: without TLS, others on the network can read keys and answers", file=sys.stderr)

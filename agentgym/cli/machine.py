@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.cli.shared import print_json, print_rows, set_run
+from agentgym.core.install import pip_install
 from agentgym.core.usage_error import UsageError, instead
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
-_STATES = """states: ok; warning: it works, but not as it should; missing: optional, and not here; broken: every command needs it,
-or one of your settings (AGENTGYM_DATA, AGENTGYM_SANDBOX, DOCKER_HOST) names it, and it cannot be used.
+_STATES = """states: ok; warning: works with problems; missing: optional, not installed; broken: cannot be used, though every command
+or one of your settings (AGENTGYM_DATA, AGENTGYM_SANDBOX, DOCKER_HOST) needs it.
 exit code: 1 if something is broken, else 0"""
 
 
@@ -31,9 +32,9 @@ def add_doctor(commands: argparse._SubParsersAction) -> None:
     )
     doctor.add_argument("--network", action="store_true", help="also contact the Hugging Face hub")
     doctor.add_argument(
-        "--cluster", action="store_true", help="check the nodes of the Ray cluster that RAY_ADDRESS names instead"
+        "--cluster", action="store_true", help="check the nodes of the Ray cluster at RAY_ADDRESS instead"
     )
-    shared = "with --cluster: the folder that all nodes should share, as those of runs (default: runs)"
+    shared = "with --cluster: folder that all nodes should share, such as that of runs (default: runs)"
     doctor.add_argument("--shared", type=Path, default=Path("runs"), metavar="DIR", help=shared)
     set_run(doctor, _doctor, "as JSON")
 
@@ -66,9 +67,11 @@ def _doctor_of_cluster(args: argparse.Namespace) -> int:
     if not (address := os.environ.get("RAY_ADDRESS")):
         raise UsageError("--cluster needs RAY_ADDRESS=HOST:PORT, the head of a Ray cluster")
     if not args.shared.is_dir():
-        raise UsageError(f"--shared {args.shared} is no folder here: make it, or name one that all nodes share")
+        raise UsageError(
+            f"--shared {args.shared} is not a folder on this machine: create it, or name one that all nodes share"
+        )
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("--cluster needs Ray: pip install 'agentgym-toolkit[train]'")
+        raise UsageError(f"--cluster needs Ray: {pip_install('agentgym-toolkit[train]')}")
     # By name: Ray is the trainer's, which nothing here imports.
     examine_cluster = importlib.import_module("agent_train.cluster.doctor").examine_cluster
     with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes
@@ -92,24 +95,24 @@ def add_sandbox(commands: argparse._SubParsersAction) -> None:
     build = commands.add_parser("build", help="build the images that sandboxes start from")
     add = build.add_argument
     add("names", nargs="*", metavar="IMAGE", help="image names, or folders as ./PATH (default: all names)")
-    how = "by docker build; out of Debian packages; or the first where its base can be pulled (default: auto)"
+    how = "registry: docker build; packages: from Debian packages; auto: registry if the base image can be pulled (default: auto)"
     add("--how", choices=("auto", "registry", "packages"), default="auto", help=how)
     docker = "also build Docker images (default: if a Docker Engine answers)"
     add("--docker", action=argparse.BooleanOptionalAction, help=docker)
-    files = "also copy the files of images that Docker builds, for bubblewrap (default: yes)"
+    files = "also copy the files of Docker's images, for bubblewrap (default: yes)"
     add("--bubblewrap", action=argparse.BooleanOptionalAction, default=True, help=files)
     add("--force", action="store_true", help="rebuild existing images; no sandbox should be running")
-    of_instances = "build the images of a data set's instances, from this file, by the builder IMAGE (swe)"
+    of_instances = "build the images of the instances in this file, with the builder IMAGE (swe)"
     add("--instances", metavar="FILE", help=of_instances)
-    add("--only", nargs="+", default=[], metavar="ID", help="with --instances: of these instances only")
-    add("--jobs", type=int, default=2, metavar="N", help="with --instances: how many are built at a time (default: 2)")
+    add("--only", nargs="+", default=[], metavar="ID", help="with --instances: only these instances")
+    add("--jobs", type=int, default=2, metavar="N", help="with --instances: builds at a time (default: 2)")
     set_run(build, _build, "print the built images as JSON")
     listing = commands.add_parser("list", help="list sandboxes and the processes that hold them")
     set_run(listing, _list_sandboxes, "as JSON")
     cleanup = commands.add_parser("cleanup", help="remove sandboxes whose process has ended")
     which = cleanup.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="also remove those in use, and those of other hosts")
-    which.add_argument("--run", metavar="LABEL", dest="of_run", help="remove only those of this run, in use or not")
+    which.add_argument("--all", action="store_true", help="also remove sandboxes in use, and those of other hosts")
+    which.add_argument("--run", metavar="LABEL", dest="of_run", help="remove only sandboxes of this run, in use or not")
     set_run(cleanup, _cleanup, "print the removed sandboxes as JSON")
 
 
@@ -158,7 +161,7 @@ def _build_instances(args: argparse.Namespace) -> int:
 
     if len(args.names) != 1 or args.how != "auto":
         raise UsageError(
-            "--instances takes the name of one builder, and no --how: agentgym sandbox build swe --instances FILE"
+            "--instances needs the name of one builder, and no --how: agentgym sandbox build swe --instances FILE"
         )
     say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     options = {"docker": args.docker, "force": args.force, "rootfs": args.bubblewrap, "jobs": args.jobs}
@@ -223,7 +226,7 @@ def add_data(commands: argparse._SubParsersAction) -> None:
     listing = commands.add_parser("list", help="list data sets, and which are on this machine")
     set_run(listing, _list_data, "as JSON")
     get = commands.add_parser("get", help="fetch data sets from the Hugging Face hub into the data folder")
-    get.add_argument("names", nargs="+", metavar="DATA", help="which; `agentgym data list` shows them")
+    get.add_argument("names", nargs="+", metavar="DATA", help="names of data sets, see `agentgym data list`")
     get.add_argument("--force", action="store_true", help="overwrite existing files")
     get.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each part (default: 600)")
     set_run(get, _get_data, "which files were written, as JSON")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from agentgym.evaluate.plan import AgentSpec
     from agentgym.policies.base import Policy
 
-_ABOUT = """A line that you type is your answer; /help shows what else you can type. Where standard input is no terminal, its lines are
-the answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 it failed, 2 your mistake, 130 Ctrl-C."""
+_ABOUT = """Each line that you type is an answer; /help shows commands. If standard input is not a terminal, its lines are the
+answers. Exit codes: 0 the episode ended or you left it (/quit, Ctrl-D), 1 it failed, 2 your mistake, 130 Ctrl-C."""
 
 
 def add_play(commands: argparse._SubParsersAction) -> None:
@@ -39,17 +39,21 @@ def add_play(commands: argparse._SubParsersAction) -> None:
     add("--split", default="test", help="split of the task (default: test)")
     add("--seed", type=int, help="seed of the drawn task and the episode (default: random)")
     add_kwargs(command, "keyword arguments of the environment")
-    add("--max-turns", type=int, metavar="N", help="replies before the episode is cut off (default: the environment's)")
+    add("--max-turns", type=int, metavar="N", help="most replies of the episode (default: the environment's)")
     players = ("human", "expert", "random", "null", "chat")
     add("--policy", choices=players, help="the player (default: human, or chat with --model)")
     add("--model", metavar="NAME", help="a model at an endpoint plays")
-    add("--base-url", metavar="URL", help="its endpoint, http://localhost:8000/v1; key in OPENAI_API_KEY")
+    add(
+        "--base-url",
+        metavar="URL",
+        help="endpoint of the model, such as http://localhost:8000/v1; its key is in OPENAI_API_KEY",
+    )
     add("--temperature", type=float, help="sampling temperature of the model (default: the endpoint's)")
     add("--max-tokens", type=int, help="maximum tokens of one answer (default: the endpoint's)")
-    add("--agent", metavar="MODULE:NAME", help="your own agent plays: a function or class of Python")
+    add("--agent", metavar="MODULE:NAME", help="your own agent plays: a Python function or class")
     add_kwargs(command, "keyword arguments of the agent", "--agent-kwargs")
     add("--watch", action="store_true", help="wait for Enter after each of the agent's turns")
-    set_run(command, _play, "print the episode as JSON; all else goes to standard error")
+    set_run(command, _play, "print the episode as JSON, everything else on standard error")
 
 
 def _play(args: argparse.Namespace) -> int:
@@ -81,7 +85,7 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
         elif args.model or args.policy == "chat":
             base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")
             if not (args.model and base_url):
-                raise UsageError("--model and --base-url (or OPENAI_BASE_URL) are needed for a model to play")
+                raise UsageError("a model needs --model and --base-url (or OPENAI_BASE_URL)")
             agent = agents.chat(args.model, base_url, temperature=args.temperature, max_tokens=args.max_tokens)
         elif args.policy in (None, "human"):
             return None

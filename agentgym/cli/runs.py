@@ -30,9 +30,9 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="two or more; the first is the baseline")
-    measure = "measure in the table; tokens are those that the agent wrote (default: success)"
+    measure = "measure in the table; tokens: sampled by the agent (default: success)"
     add("--measure", choices=("success", "reward", "turns", "tokens"), default="success", help=measure)
-    help_json = "print all measures as JSON: an object, or a list where there are more than two runs"
+    help_json = "print all measures as JSON: an object, or a list with more than two runs"
     set_run(parser, _compare, help_json)
 
 

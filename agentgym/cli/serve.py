@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _REMEDIES = {
     errno.EADDRINUSE: ": give another --port, 0 takes a free one",
-    errno.EADDRNOTAVAIL: ": --host is an address of this machine; 0.0.0.0 are all it has",
-    errno.EACCES: ": ports below 1024 are the administrator's, give another --port",
+    errno.EADDRNOTAVAIL: ": --host must be an address of this machine; 0.0.0.0 stands for all of them",
+    errno.EACCES: ": ports below 1024 need root, give another --port",
 }
 _SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # Limits of a session in seconds: option, the limit it sets, and its help.
@@ -40,8 +40,8 @@ _LIMITS = (
     ("--reset-timeout", "reset_seconds", "for one reset"),
     ("--step-timeout", "step_seconds", "for one step; a process that takes longer is killed"),
     ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
-    ("--resume-timeout", "resume_seconds", "for a client to come back after its connection dropped"),
-    ("--message-timeout", "message_seconds", "for a message to arrive whole, and for an answer to be taken"),
+    ("--resume-timeout", "resume_seconds", "for a client to reconnect"),
+    ("--message-timeout", "message_seconds", "for a message to arrive, and for a client to read an answer"),
 )
 # The least values of other numbers.
 _LEAST = {
@@ -53,34 +53,34 @@ _LEAST = {
 def add_serve(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve environments, or sandboxes, to programs on other machines",
-        description="Serve environments over HTTP and WebSockets until Ctrl-C or SIGTERM, each session in a process of its own."
-        ' Elsewhere, agentgym.make("http://HOST:PORT/ENV") is such an environment.',
+        help="serve environments or sandboxes to programs on other machines",
+        description="Serve environments over HTTP and WebSockets until Ctrl-C or SIGTERM, each session in its own process."
+        ' Clients call agentgym.make("http://HOST:PORT/ENV").',
     )
     add = parser.add_argument
     add("envs", nargs="*", metavar="ENV", help=f"environments to serve: {ENVS}")
-    add_kwargs(parser, "arguments of the environments; of one alone: {ENV: {...}}")
+    add_kwargs(parser, "arguments of the environments; for one of several: {ENV: {...}}")
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     host = "address to listen on; any but this machine's own address needs --token-file"
     add("--host", default="127.0.0.1", help=host)
     tokens = (
-        "accepted bearer tokens, one a line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with scopes out of metrics, play"
-        " and sandboxes, joined by commas (default: all); the file is read again when it changes"
+        "bearer tokens, one per line: TOKEN, NAME TOKEN, or NAME TOKEN SCOPES, with the scopes metrics, play and sandboxes"
+        " joined by commas (default: all); the server rereads the file when it changes"
     )
     add("--token-file", type=Path, metavar="FILE", help=tokens)
     names = (
-        "accept this Host name on a server without tokens, such as a proxy's; may be repeated."
+        "accept this Host name, such as a proxy's, on a server without tokens; may be repeated."
         " localhost is always accepted, other names are refused"
     )
     add("--allow-host", action="append", default=[], metavar="NAME", help=names)
     add("--tls-cert", type=Path, metavar="FILE", help="serve over TLS with this certificate chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="the certificate's key, if it is in another file")
-    ahead = "processes forked in advance, so that a new session waits for no fork (default: 2)"
+    ahead = "processes forked in advance, so that new sessions open quickly (default: 2)"
     add("--workers", type=int, default=2, metavar="N", help=ahead)
     shared = (
-        "sessions that share a process, each in a thread: they open faster and need less memory. For environments that you"
-        " trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
-        " them, keep one process a session; a process may use N times --session-memory and --session-pids (default: 1)"
+        "sessions that share a process, each in a thread: they open faster and need less memory. Only for environments that"
+        " you trust: a call that exceeds its time limit ends all of them. Sandboxes, and environments that run programs in"
+        " them, always have one process per session. A process may use N times --session-memory and --session-pids (default: 1)"
     )
     add("--sessions-per-worker", type=int, default=1, metavar="N", help=shared)
     add("--max-sessions", type=int, default=256, metavar="N", help="sessions open at a time (default: 256)")
@@ -89,16 +89,18 @@ def add_serve(commands: argparse._SubParsersAction) -> None:
     most = ServiceLimits().message_bytes
     largest = f"largest message from a client (default: {most})"
     add("--max-message", type=int, default=most, metavar="BYTES", help=largest)
-    drain = "seconds for running sessions to end after Ctrl-C or SIGTERM; a second one ends them at once (default: 30)"
+    drain = (
+        "seconds for running sessions to end after Ctrl-C or SIGTERM; a second signal ends them at once (default: 30)"
+    )
     add("--drain-timeout", type=float, default=30.0, metavar="S", help=drain)
-    pids = "processes and threads of a session at a time, where control groups can be made; 0: no limit (default: 512)"
+    pids = "processes and threads of a session, if control groups are available; 0: no limit (default: 512)"
     add("--session-pids", type=int, default=512, metavar="N", help=pids)
     for option, name, what in _LIMITS:
         value = getattr(ServiceLimits(), name)
         add(option, type=float, default=value, dest=name, metavar="S", help=f"seconds {what} (default: {value:g})")
     memory = (
-        "memory of a session beyond what all sessions share, child processes included, as 512MiB or 2GiB; a session"
-        " that needs more is ended alone (default: no limit)"
+        "memory of a session with its child processes, beyond what all sessions share: 512MiB, 2GiB; a session that"
+        " needs more is killed, the others go on (default: no limit)"
     )
     add("--session-memory", type=_size, default=0, metavar="SIZE", help=memory)
     _add_sandboxes(parser)
@@ -107,18 +109,18 @@ def add_serve(commands: argparse._SubParsersAction) -> None:
 
 def _add_sandboxes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    sandbox = "serve sandboxes too, or alone: elsewhere, sandbox=http://HOST:PORT runs an environment's programs here"
+    sandbox = "serve sandboxes, with or without environments; with sandbox=http://HOST:PORT, clients run programs here"
     add("--sandbox", action="store_true", help=sandbox)
     backends = ("auto", "docker", "bubblewrap")
     add("--sandbox-backend", choices=backends, default="auto", help="sandbox back end (default: auto)")
     most = (
-        "limits of one sandbox that a client may ask for: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
+        "largest sandbox that a client may request: cpus (4), memory and disk in bytes (4 GiB, 1 GiB), pids (1024), output"
         " in bytes (8 MiB), network=true (false); may be given several times"
     )
     add("--sandbox-most", action="append", default=[], metavar="NAME=VALUE", help=most)
     total = (
-        "limits of all sandboxes together: cpus, memory in bytes, count; a client that asks for more is told"
-        " that the server is full, and waits or goes elsewhere; may be given several times (default: no limit)"
+        "limits of all sandboxes together: cpus, memory in bytes, count; beyond them the server"
+        " is full, and clients wait or use another server; may be given several times (default: no limit)"
     )
     add("--sandbox-total", action="append", default=[], metavar="NAME=VALUE", help=total)
 
@@ -167,7 +169,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
 
 def _check_options(args: argparse.Namespace) -> None:
     if sys.platform != "linux":
-        raise UsageError("runs on Linux alone: it takes process descriptors and epoll")
+        raise UsageError("runs on Linux only: it needs process descriptors and epoll")
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port is from 0 (a free one) to 65535, not {args.port}")
     if args.tls_key and not args.tls_cert:
@@ -206,7 +208,7 @@ def _specs_apart(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, En
     try:
         told = subprocess_query(ask)
     except SubprocessQueryError as error:
-        raise UsageError(f"the environments cannot be imported: the process that tried {error}") from error
+        raise UsageError(f"the environments cannot be imported: the importing process {error}") from error
     if "error" in told:
         raise UsageError(told["error"])
     sys.path[:] = told["path"]  # where the modules are that were named; the zygote looks there too

@@ -1,6 +1,6 @@
-"""Agent failures: an episode that the agent's own programs broke ends at the environment's floor, and is no error.
+"""Agent failures: if the agent's own programs break an episode, it ends with the environment's floor, and is not an error.
 
-An error from a sandbox in which programs have run carries a function, set by `blame`, that tells whether those programs can
+An error from a sandbox in which programs have run carries a function, set by `blame`, that finds out whether those programs can
 have caused it. `Env.step` calls it when the error leaves the step; see `agentgym.core.env.Env`.
 """
 

@@ -83,11 +83,11 @@ class Env(gymnasium.Env[Observation, Action]):
     Attributes:
         max_turns: steps after which an episode is truncated.
         tools: OpenAI tool schemas that the policy may call.
-        sandbox_image: image of its sandboxes, if any. An environment that sets it takes the keyword `sandbox`, the back end.
-        writable_root: whether its sandboxes have one, which not every back end gives.
-        floor: the least reward of an episode: 0, or with penalties their least sum.
-        init_seconds, step_seconds: that `init` and its longest step may take, where it is more than two minutes or one. What
-            takes longer hangs.
+        sandbox_image: image of its sandboxes, if any. An environment that sets this takes the keyword `sandbox`, the back end.
+        writable_root: True if its sandboxes have a writable root, which not every back end supports.
+        floor: the lowest reward of an episode: 0, or with penalties their lowest sum.
+        init_seconds, step_seconds: time limits of `init` and of a step, if above two minutes and one. A longer call counts as
+            hung.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared so by Gymnasium
@@ -185,9 +185,9 @@ class Env(gymnasium.Env[Observation, Action]):
         raise NotImplementedError
 
     def cut_off(self, reason: str) -> Step | None:
-        """The end of an episode that the loop or the policy ends, by a full "context" say; as a last step's, whose reward counts.
+        """Judge an episode that the loop or the policy ends, for example by a full "context": returns a last step, whose reward counts.
 
-        None, as here: nothing is judged, and the episode keeps what it has earned.
+        None, the default: the episode keeps its rewards so far.
         """
         return None
 
@@ -216,7 +216,7 @@ class Env(gymnasium.Env[Observation, Action]):
 
 
 def is_finite(value: Any) -> bool:
-    """True for a finite number, also a NumPy one or a boolean: what a reward may be."""
+    """True for a finite number, NumPy's and booleans too: a valid reward."""
     return isinstance(value, (float, numbers.Real, np.bool_)) and math.isfinite(value)
 
 
@@ -235,7 +235,7 @@ def failed_step(cause: str, reward: float) -> Step:
 
 
 def _ended_by_agent(step: Callable[[Any, Any], Any]) -> Any:
-    """A `step` or `cut_off` that ends the episode where the agent's programs broke it. One that another one calls is left alone."""
+    """A `step` or `cut_off` that ends the episode if the agent's programs broke it. A call from another one is left alone."""
 
     @functools.wraps(step)
     def guarded(self: Env, action: Any) -> Any:
@@ -314,7 +314,7 @@ class AsyncEnv(Env):
 
 
 class Wrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """Changes an environment from outside: override what should differ. Around an `AsyncEnv`, its methods return awaitables."""
+    """Changes an environment from outside: override the methods to change. Around an `AsyncEnv`, its methods return awaitables."""
 
     env: Env
 

@@ -1,4 +1,4 @@
-"""The executor of one environment runs its calls in order, and never in the way of another's.
+"""The executor of one environment runs its calls in order, without blocking other environments.
 
 All `def` calls run in one thread (a database connection may refuse any other), all `async def` calls in one task (a cancel
 scope may not be left in another). Threads are daemons: a call that never returns does not block the end of the process.

@@ -11,11 +11,10 @@ from agentgym.core.trajectory import REWARDS, TURN_OF
 
 
 class PlayersEnv(Env):
-    """Base class of environments with named players, who act one at a time; a round at the same time asks each, and shows nothing before.
+    """Base class of environments with named players, who act one at a time. In simultaneous rounds, tell nothing until all have acted.
 
-    To Gymnasium it is an environment of one agent, who plays all sides: `step` takes the reply of the player whose turn it is, an
-    observation is what the next player is shown, and a reward is that of the first player. `run_episode` gives each player a
-    conversation of its own. A subclass ends `reset` by `opening`, and `step` by `pass_to` or `end`.
+    Gymnasium sees one agent that plays all sides: `step` takes the reply of the player whose turn it is, the observation is for
+    the next player, and the reward is the first player's. `run_episode` keeps a conversation for each player. A subclass ends `reset` by `opening`, and `step` by `pass_to` or `end`.
 
     Attributes:
         players: their names. The first one's reward is the episode's.
@@ -30,23 +29,23 @@ class PlayersEnv(Env):
         return super()._begun()
 
     def tell(self, text: str, *players: str) -> None:
-        """Show a text to players, or to all if none is named, before they act next. What UTF-8 cannot write is shown as "?"."""
+        """Show a text to players, or to all if none is named, before they act next. "?" replaces characters that UTF-8 lacks."""
         readable = text.encode("utf-8", "replace").decode("utf-8")  # the words of a player are any text
         for player in players or self.players:
             self._told[player].append(readable)
 
     def opening(self, turn_of: str, **info: Any) -> Opening:
-        """End `reset`: what the first player to act is shown."""
+        """End `reset`: returns the observation of the first player to act."""
         self.turn_of = turn_of
         return [user(self._heard(turn_of))], {**info, TURN_OF: turn_of}
 
     def pass_to(self, turn_of: str, rewards: Mapping[str, float] | float = 0.0, **info: Any) -> Step:
-        """End a step that does not end the episode: what the next player is shown. `rewards` are by player, or one for each."""
+        """End a step and go on with another player; returns that player's observation. `rewards` are by player, or one for all."""
         self.turn_of = turn_of
         return self._outcome(self._heard(turn_of), rewards, False, {**info, TURN_OF: turn_of})
 
     def end(self, rewards: Mapping[str, float] | float, **info: Any) -> Step:
-        """End a step that ends the episode: all that players were told and have not been shown."""
+        """End the episode; returns everything that players were told and have not seen."""
         left = dict.fromkeys(text for texts in self._told.values() for text in texts)
         return self._outcome("\n".join(left), rewards, True, info)
 

@@ -1,4 +1,4 @@
-"""The registry: names for environments, and how one is made from its name.
+"""The registry: names of environments, and making one from its name.
 
 Packages register environments by an entry point of the group `agentgym.envs`: a function that calls `register` and
 `register_adapter`. It is loaded once, when an environment is first looked up.
@@ -102,7 +102,7 @@ class EnvSpec:
         return [what for module, _, what in found if module != "sandbox" and not is_here(module)]
 
     def tasks(self, split: str = "train", **settings: Any) -> TaskSet:
-        """The task set of a split. `settings`, as `make` takes them, go over the spec's kwargs. Raises ValueError, TypeError."""
+        """The task set of a split. `settings`, as for `make`, override the spec's kwargs. Raises ValueError, TypeError."""
         source: Any = self.task_source
         if isinstance(source, str):
             source = _resolve(source, self.id)
@@ -144,7 +144,7 @@ def register(
     """Give an environment an id: `name` or `namespace/name`, with `-v2` at the end for a version. See `EnvSpec`.
 
     Registering the same entry point and kwargs again only renews the rest. Raises ValueError if the id is malformed, or
-    registered with something else.
+    registered for something else.
     """
     if not _ID.fullmatch(id):
         form = "write name, namespace/name or name-v2, of letters, digits and _ . -"
@@ -169,7 +169,7 @@ def register(
 class Adapter:
     """Makes environments of another package from `prefix:name`.
 
-    `entry_point` is `"module:Class"`, made with `name=` and the arguments of `make`; `pip install` gets the package by `install`.
+    `entry_point` is `"module:Class"`, made with `name=` and the arguments of `make`; `install` is the argument of `pip install`.
     """
 
     prefix: str
@@ -188,7 +188,7 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment; `kwargs` go over those it was registered with.
+    """Make an environment; `kwargs` override the registered ones.
 
     Args:
         id: a spec; a registered id, without `-v2` the latest version; `"package.module:Class"`; `"prefix:name"` of an adapter; or the
@@ -200,7 +200,7 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id as `make` takes it. No server and no other package is asked. Raises UnknownEnvError."""
+    """The spec of an id, without contacting servers or importing other packages. Raises UnknownEnvError."""
     if id.startswith(("http://", "https://")):
         served: EnvSpec = _resolve(SERVED_ENV, id)(id)
         return served
@@ -233,7 +233,7 @@ def spec(id: str) -> EnvSpec:
 
 
 def load_plugins() -> None:
-    """Call every entry point of the group `agentgym.envs`, once. A broken one warns and leaves the others alone."""
+    """Call every entry point of the group `agentgym.envs`, once. A broken one logs a warning; the others load."""
     global _plugins_loaded  # noqa: PLW0603 - module state: loading happens once per process
     with _plugins_lock:
         if _plugins_loaded:
@@ -302,7 +302,7 @@ def _name(target: Any) -> str:
 
 
 def parameters(factory: Callable[..., Env]) -> tuple[list[inspect.Parameter], bool]:
-    """The parameters of a factory, and whether it takes any others. `**kwargs` of a class go to the class above."""
+    """The parameters of a factory, and True if it takes others too. `**kwargs` of a class go to the class above."""
     levels: list[Any] = [factory]
     if inspect.isclass(factory):
         levels = [vars(c)["__init__"] for c in factory.__mro__ if "__init__" in vars(c)]

@@ -1,4 +1,4 @@
-"""Tasks: a `Task` is one problem that an environment poses, a `TaskSet` an ordered set of them."""
+"""Tasks: a `Task` is one problem of an environment, a `TaskSet` an ordered set of tasks."""
 
 import gzip
 import json

@@ -25,8 +25,8 @@ class Tokens:
     """The exact tokens of one turn, from a policy that works on token ids.
 
     Attributes:
-        prompt_ids: everything the engine was given, P ids.
-        completion_ids: what the engine sampled, C ids, a sampled stop token included.
+        prompt_ids: the P ids of the prompt.
+        completion_ids: the C sampled ids, a sampled stop token included.
         logprobs: C log-probabilities, in nats, of the sampled ids under the raw logits at the sampling temperature.
         versions: the weight version that sampled each id, C integers.
     """
@@ -66,13 +66,13 @@ class Turn:
 
 @dataclass
 class Summary:
-    """What the policy asked the model for itself, between two turns: the work so far, with which it goes on in place of the conversation.
+    """A policy's summary of its work between two turns, which replaces the conversation from there on.
 
     The environment does not see it. Its tokens are sampled like those of a turn, and trained on like them.
 
     Attributes:
         turn: the number of turns before it.
-        request: the messages that asked for it, behind the conversation that the model had seen.
+        request: the messages that request it, after the conversation so far.
     """
 
     turn: int

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.agents.named import check_tools
 from agentgym.agents.programs import COMMAND, agent_of
 from agentgym.agents.target import find, words_of
 from agentgym.core.executor import EnvExecutor
@@ -75,7 +76,7 @@ def chat(
 
 
 def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentSpec:
-    """The same chat at the endpoint where its folder is served. It is not what a run stores."""
+    """The same chat at the endpoint that serves its folder. Runs do not store it."""
     found = {"base_url": base_url, "model": model or agent.settings["model"]}
     return replace(agent, settings={**agent.settings, **found})
 
@@ -88,12 +89,12 @@ def built_in(policy: str, mistakes: float = 0.0, name: str | None = None) -> Age
 
 
 def scripted(answers: Sequence[Action] | Mapping[str, Sequence[Action]], name: str = "scripted") -> AgentSpec:
-    """The same answers in every episode, or those of its task by the task's id."""
+    """The same answers in every episode, or answers by the task's id."""
     return AgentSpec(name, "scripted", {"answers": dict(answers) if isinstance(answers, Mapping) else list(answers)})
 
 
 def scripted_file(script: str | Path, name: str | None = None) -> AgentSpec:
-    """A script from a file: `.json` has a list of answers, or an object of them by task; any other an answer a line."""
+    """A script from a file: `.json` has a list of answers, or an object with a list per task; other files one answer per line."""
     path = Path(script)
     answers = read_values(path) if path.suffix == ".json" else read_text(path).splitlines()
     if not isinstance(answers, list | dict):
@@ -141,7 +142,7 @@ def playing(
 
 @asynccontextmanager
 async def behind(agent: AgentSpec, folder: Path, prices: Prices | None = None) -> AsyncIterator[AgentSpec]:
-    """The agent with a gateway before its model, if it plays by itself; its record is in the folder. It is not what a run stores.
+    """The agent with a gateway before its model, if it plays by itself. The folder gets the record. Runs do not store the agent.
 
     Raises ValueError if the model's endpoint does not answer.
     """
@@ -176,12 +177,17 @@ def policy_maker(agent: AgentSpec) -> MakePolicy:
 
 
 def check_plays(agent: AgentSpec, env: Env) -> None:
-    """Raise ValueError if an agent plays by a method that the environment does not have, or alone where there are several players."""
+    """Raise ValueError if the environment lacks a method or a tool that the agent needs, or has several players and the agent plays as one."""
     name = {"expert": "expert_action", "random": "random_action"}.get(agent.kind)
     if name is not None and not hasattr(env.unwrapped, name):
         raise ValueError(f"agent {agent.name!r} cannot play {type(env.unwrapped).__name__}: it has no {name}()")
-    if agent.kind == "playing" and getattr(env.unwrapped, "players", None):
-        raise ValueError(f"agent {agent.name!r} plays alone, and {type(env.unwrapped).__name__} has several players")
+    if agent.kind != "playing":
+        return
+    if getattr(env.unwrapped, "players", None):
+        raise ValueError(
+            f"agent {agent.name!r} plays as one agent, but {type(env.unwrapped).__name__} has several players"
+        )
+    check_tools(agent.settings["agent"], env)
 
 
 def _chat_maker(model: str, base_url: str | None = None, serve: str | None = None, **settings: Any) -> MakePolicy:
@@ -329,13 +335,13 @@ class AgentError(RuntimeError):
 
 @dataclass(frozen=True)
 class PythonAgent:
-    """A target that was found and fits.
+    """An imported target that fits.
 
     Attributes:
         found: the class, object or function itself.
         kwargs: of the class, or of every call of a function.
-        with_tools: whether it takes the tools beside the messages.
-        folder: where the user's files are, by which errors find their place.
+        with_tools: True if it takes tools beside messages.
+        folder: of the user's files, to locate errors.
     """
 
     target: str
@@ -368,7 +374,7 @@ class PythonPolicy:
         return found if isinstance(found, EndpointUsage) and self._is_class else None
 
     def attach(self, env: Env, call: Any) -> None:
-        """Play in this environment, where the user's object wants to know it."""
+        """Tell the user's object its environment, if it has a method for that."""
         self._env = (env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:

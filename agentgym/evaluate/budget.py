@@ -1,4 +1,4 @@
-"""The budget of a run, its usage so far, and prices of tokens, from the user's table. None are built in: they go stale."""
+"""The budget of a run, its usage so far, and token prices from the user's table. No prices are built in, since they go stale."""
 
 import fnmatch
 import math
@@ -15,11 +15,11 @@ from agentgym.policies.base import EndpointUsage, Policy
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a whole run; None means no limit. When one is reached no episode is begun and those that run are finished.
+    """Limits of a whole run; None means no limit. When one is reached, no new episode begins and running ones finish.
 
     Attributes:
         episodes: played, those that failed included.
-        tokens: read and written by models, by the endpoints' own count.
+        tokens: of prompts and answers, as the endpoints count them.
         cost: US dollars, by the user's table of prices.
         seconds: wall time of one start of the run.
         patience: seconds past `seconds` after which episodes that still run are cancelled; they are not stored.
@@ -142,7 +142,7 @@ class Prices:
         return self.by_model.get(model) or (self.by_model[max(fitting, key=len)] if fitting else None)
 
     def cost(self, model: str, usage: Mapping[str, int]) -> float | None:
-        """US dollars of what was counted (see `Reply.usage`); None where the model has no price.
+        """Cost in US dollars of counted tokens (see `Reply.usage`); None if the model has no price.
 
         Tokens that an endpoint does not count cost nothing here.
         """

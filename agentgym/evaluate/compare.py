@@ -1,4 +1,4 @@
-"""Is one run better than another? Tasks are paired, so that their difficulty adds no noise."""
+"""Comparison of runs. Tasks are paired, so that their difficulty adds no noise."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,7 +117,7 @@ class CellComparison:
         measures: success, reward, turns and tokens by name.
         only_a, only_b: number of tasks that only one run has.
         changed: the ten tasks that changed most.
-        notes: what makes the runs less comparable.
+        notes: differences that make the runs less comparable.
     """
 
     env: str
@@ -152,7 +152,7 @@ class Comparison:
 def compare_runs(a: Path | str, b: Path | str) -> Comparison:
     """The paired differences of tasks' means, b minus a, of each environment that both runs have; see `read_compared`.
 
-    Cells with the same agent belong together; where one cell of an environment is left in each run, these two do.
+    Cells with the same agent are compared; if each run has one cell left of an environment, these two are.
     """
     return compare_all([a, b])[0]
 
@@ -283,7 +283,7 @@ TASK_WIDTH = 40
 
 
 def comparison_table(comparison: Comparison, measure: str = "success") -> RenderableType:
-    """One measure of every environment, what makes the runs less comparable, and the tasks that changed most."""
+    """One measure of every environment, the notes, and the tasks that changed most."""
     shown: list[RenderableType] = [Text(f"a: {one_line(comparison.a)}"), Text(f"b: {one_line(comparison.b)}")]
     table = grid("env\n@agent", ["\ntasks", "a\nb", f"{measure}\nb - a", "\n95%", "up", "same", "down", "\np"])
     for cell in comparison.cells:

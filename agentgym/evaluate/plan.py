@@ -21,9 +21,9 @@ class AgentSpec:
     """An agent as plain JSON values, never with a key; `agents.policy_maker` makes policies of it.
 
     Attributes:
-        name: how tables and files call it.
+        name: in tables and files.
         kind: "chat", "expert", "random", "null", "scripted", "python" or "playing".
-        settings: what its kind takes.
+        settings: of its kind.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Cell:
         n: None: all tasks of the split.
         seed: sample i is reset with seed `seed + i`; an endpoint gets the same seed.
         max_turns: replies after which an episode is ended; None: the environment's.
-        shuffle: whether the split is shuffled first, by `seed` alone.
+        shuffle: True to shuffle the split first, by `seed` alone.
     """
 
     env: EnvSpec

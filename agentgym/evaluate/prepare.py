@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentgym.core import registration
+from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec
 from agentgym.core.usage_error import nearest
 from agentgym.evaluate.agents import check_plays, located, policy_maker
@@ -64,7 +65,7 @@ def _tried(of: EnvSpec, cells: Sequence[Cell]) -> Iterator[str]:
 
     registered = ((known.entry_point, known.kwargs) for known in registration.registry.values())
     if (missing := of.missing()) and (of.entry_point, of.kwargs) in registered:
-        raise ValueError(f"{of.id} needs {missing[0]}, which is not installed: pip install {missing[0]!r}")
+        raise ValueError(f"{of.id} needs {missing[0]}, which is not installed: {pip_install(missing[0])}")
     env = of.make()
     try:
         for cell in cells:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.core.messages import Message
-from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
+from agentgym.gateway.calls import REASONING, TEXT, ModelCall, Refused
+from agentgym.gateway.episodes import Episode, Exchange
 from agentgym.gateway.forms import Body, Events, call_of, plain_message, tool_call
 
-if TYPE_CHECKING:
-    from agentgym.gateway.episodes import Episode, Exchange
-
-ping = b'event: ping\ndata: {"type": "ping"}\n\n'
 _APART = ["messages", "system", "container", "mcp_servers", "betas", "cache_control", "context_management"]
 _APART += ["output_config", "inference_geo", "speed", "diagnostics"]
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -20,8 +17,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 def read(body: Body, episode: Episode) -> list[ModelCall]:
-    system = {"role": "system", "content": body.get("system")}
-    messages = [plain_message(system, "system")] if system["content"] else []
+    messages = [plain_message({"role": "system", "content": body["system"]}, "system")] if body.get("system") else []
     for place, message in enumerate(body["messages"]):
         messages += _messages(message, f"messages.{place}", episode)
     return [call_of(body, _APART, messages)]
@@ -49,22 +45,25 @@ def _messages(given: Any, where: str, episode: Episode) -> list[Message]:
     return found
 
 
+def _begun(body: Body, exchange: Exchange) -> dict[str, Any]:
+    made = {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", "model": body.get("model")}
+    empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    return {**made, **empty, "usage": {"input_tokens": 0, "output_tokens": 0}}
+
+
 def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     (answer,) = exchange.answers
-    told = dict(answer.parts())
-    content: list[dict[str, Any]] = []
+    told, content = dict(answer.parts()), []
     if told[REASONING]:
         content.append({"type": "thinking", "thinking": told[REASONING], "signature": exchange.id})
     if told[TEXT]:
         content.append({"type": "text", "text": told[TEXT]})
     content += [_used(call) for call in answer.message.get("tool_calls") or ()]
-    return {**_head(body, exchange), "content": content, **_reason(answer), "usage": _usage(answer)}
-
-
-def _head(body: Body, exchange: Exchange) -> dict[str, Any]:
-    made = {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", "model": body.get("model")}
-    empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    return {**made, **empty, "usage": {"input_tokens": 0, "output_tokens": 0}}
+    reason = "stop_sequence" if answer.stop is not None else _REASONS.get(answer.finish_reason, "end_turn")
+    cached, written = answer.usage.get("cached_tokens", 0), answer.usage.get("completion_tokens", 0)
+    usage = {"input_tokens": answer.usage.get("prompt_tokens", 0) - cached, "cache_read_input_tokens": cached}
+    made = {"content": content, "stop_reason": reason, "stop_sequence": answer.stop}
+    return {**_begun(body, exchange), **made, "usage": {**usage, "output_tokens": written}}
 
 
 def _used(call: Body) -> dict[str, Any]:
@@ -76,17 +75,6 @@ def _used(call: Body) -> dict[str, Any]:
         value = None
     given = value if isinstance(value, dict) else {"arguments": said}
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given}
-
-
-def _reason(answer: ModelAnswer) -> dict[str, Any]:
-    reason = "stop_sequence" if answer.stop is not None else _REASONS.get(answer.finish_reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": answer.stop}
-
-
-def _usage(answer: ModelAnswer) -> dict[str, int]:
-    cached, read_ = answer.usage.get("cached_tokens", 0), answer.usage.get("prompt_tokens", 0)
-    counts = {"input_tokens": read_ - cached, "cache_read_input_tokens": cached}
-    return {**counts, "output_tokens": answer.usage.get("completion_tokens", 0)}
 
 
 def error(refused: Refused) -> dict[str, Any]:
@@ -103,7 +91,9 @@ def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *
 
     thinks = data[:1] == (REASONING,)
     if step == "begin":
-        yield "message_start", {"message": _head(body, exchange)}
+        yield "message_start", {"message": _begun(body, exchange)}
+    elif step == "ping":
+        yield "ping", {}
     elif step == "open":
         yield start({"type": "thinking", "thinking": "", "signature": ""} if thinks else {"type": "text", "text": ""})
     elif step == "delta":
@@ -120,5 +110,7 @@ def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *
     elif step == "failed":
         yield "error", error(data[0])
     elif step == "end":
-        yield "message_delta", {"delta": _reason(exchange.answers[0]), "usage": _usage(exchange.answers[0])}
+        message = whole(body, exchange)
+        reason = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        yield "message_delta", {"delta": reason, "usage": message["usage"]}
         yield "message_stop", {}

@@ -97,8 +97,11 @@ class Settings:
     def settle(self, call: ModelCall, backend: Backend) -> None:
         """Decide what is used of a call's settings. Raises `Refused`."""
         asked, known = {"model": call.model, **call.settings}, backend.honours
-        odd = [name for name, value in asked.items() if not self._fits(name, value, backend)]
-        unknown = [n for n in call.settings if known is not None and n not in known and n not in _FREE]
+        harmless = {**_NEUTRAL, "temperature": (self.temperature,), "model": backend.models}
+        looked_at = asked if self.temperature is not None else ("model",)
+        odd = [name for name in looked_at if name not in _FREE and asked[name] not in harmless.get(name, ())]
+        free = [*_FREE, *(["tool_choice"] if asked.get("tool_choice") in _NEUTRAL["tool_choice"] else [])]
+        unknown = [n for n in call.settings if known is not None and n not in known and n not in free]
         if self.policy == "strict" and (refused := [*odd, *unknown]):
             why = "what is sampled is trained on" if odd else "the engine does not know it"
             setting = f"{refused[0]}={json.dumps(asked[refused[0]]):.100}"
@@ -111,9 +114,3 @@ class Settings:
             call.used["temperature"] = self.temperature
         if self.max_tokens is not None:
             call.used["max_tokens"] = min(call.used.get("max_tokens", self.max_tokens), self.max_tokens)
-
-    def _fits(self, name: str, value: Any, backend: Backend) -> bool:
-        if name == "model":
-            return value in backend.models
-        free = self.temperature is None or name in _FREE or value in _NEUTRAL.get(name, ())
-        return bool(free or (name == "temperature" and value == self.temperature))

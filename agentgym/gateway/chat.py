@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentgym.gateway.calls import REASONING, ModelAnswer, ModelCall, Refused
-from agentgym.gateway.forms import DONE, PING, Body, Events, call_of, plain_message
+from agentgym.gateway.calls import REASONING, ModelCall, Refused
+from agentgym.gateway.episodes import Episode, Exchange
+from agentgym.gateway.forms import Body, Events, call_of, plain_message
 
-if TYPE_CHECKING:
-    from agentgym.gateway.episodes import Episode, Exchange
-
-ping = PING
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _DETAILS = (("prompt", "cached_tokens"), ("completion", "reasoning_tokens"))
 
@@ -29,17 +25,18 @@ def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
         content = answer.message["content"] or (None if answer.message.get("tool_calls") else "")
         message = {**answer.message, "content": content}
         choices.append({"index": place, "message": message, "finish_reason": answer.finish_reason, **answer.more})
-    return {**head(body, exchange, "chat.completion"), "choices": choices, "usage": usage(exchange.answers)}
+    return {**_head(body, exchange, "chat.completion"), "choices": choices, "usage": _usage(body, exchange)}
 
 
-def head(body: Body, exchange: Exchange, kind: str) -> dict[str, Any]:
-    id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{exchange.id}"
-    return {"id": id, "object": kind, "created": int(exchange.began), "model": body.get("model")}
+def _head(body: Body, exchange: Exchange, kind: str) -> dict[str, Any]:
+    made = {"id": f"chatcmpl-{exchange.id}", "object": kind, "created": int(exchange.began)}
+    return {**made, "model": body.get("model")}
 
 
-def usage(answers: Sequence[ModelAnswer], prompts: int = 1) -> dict[str, Any]:
-    """Token counts of the answers to so many prompts, which come in order."""
-    prompt = sum(answer.usage.get("prompt_tokens", 0) for answer in answers[:: len(answers) // prompts])
+def _usage(body: Body, exchange: Exchange) -> dict[str, Any]:
+    """Token counts; a prompt counts once, whose `n` answers come in a row."""
+    answers = exchange.answers
+    prompt = sum(answer.usage.get("prompt_tokens", 0) for answer in answers[:: body.get("n") or 1])
     written = sum(answer.usage.get("completion_tokens", 0) for answer in answers)
     counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     for part, name in _DETAILS:
@@ -55,7 +52,7 @@ def error(refused: Refused) -> dict[str, Any]:
 
 def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
     """Chunks: the first of each answer has its role, the last its finish reason."""
-    made = head(body, exchange, "chat.completion.chunk")
+    made = _head(body, exchange, "chat.completion.chunk")
 
     def chunk(place: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> tuple[str, Any]:
         return "", {**made, "choices": [{"index": place, "delta": delta, "finish_reason": reason, **more}]}
@@ -72,5 +69,5 @@ def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *
     elif step == "end":
         yield from (chunk(n, {}, each.finish_reason, **each.more) for n, each in enumerate(exchange.answers))
         if (body.get("stream_options") or {}).get("include_usage"):
-            yield "", {**made, "choices": [], "usage": usage(exchange.answers)}
-        yield "", DONE
+            yield "", {**made, "choices": [], "usage": _usage(body, exchange)}
+        yield "", "[DONE]"

@@ -9,15 +9,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.core.messages import assistant
 from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused
 from agentgym.gateway.mcp import Tools
 from agentgym.gateway.tree import Call, Tree
 
-EXPIRES_SECONDS = 24 * 3600.0
+DAY_SECONDS = 24 * 3600.0
+MOST_READ = 4  # requests of an episode that are read at a time: others wait, on the wire, so that they take no memory
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Exchange:
     error: Refused | None = None
     clients: dict[object, bool] = field(default_factory=dict)  # that wait for it, or were sent all of it (True)
     delivered: bool = False  # a client has all of it, as far as connections tell
-    _waiting: list[tuple[float, asyncio.Future[None]]] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def answers(self) -> list[ModelAnswer]:
@@ -71,17 +72,15 @@ class Exchange:
         self.wake()
 
     def wake(self) -> None:
-        for seen, future in self._waiting:
-            if not future.done() and (self.done or len(self.pieces) > seen):
-                future.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def news(self, seen: float = math.inf, seconds: float | None = None) -> None:
         """Wait until it is done or has more than `seen` pieces, or for so many seconds."""
-        if not self.done and len(self.pieces) <= seen:
-            self._waiting = [each for each in self._waiting if not each[1].done()]
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append((seen, future))
-            await (future if seconds is None else asyncio.wait([future], timeout=seconds))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.done and len(self.pieces) <= seen:
+                    await self._changed.wait()
 
 
 class Episode:
@@ -102,6 +101,7 @@ class Episode:
         self.turns = self.tokens = 0
         self.cost = 0.0
         self.changed = Counter[str]()  # settings that were not honoured
+        self.reading = asyncio.Semaphore(MOST_READ)
         self._by_digest: dict[str, list[Exchange]] = {}
         self._next = 0
         self._news: list[str] = []  # exchanges that were delivered since the last line
@@ -174,14 +174,6 @@ class Episode:
 
     # ---- answers
 
-    def polite(self, exchange: Exchange) -> list[Call]:
-        """The empty answers at a limit. They are not in the tree."""
-        nothing = ModelAnswer(assistant(""), finish_reason="length")
-        return [
-            Tree().grown(exchange.number + n, ModelCall(call.model), nothing, "")
-            for n, call in enumerate(exchange.asked)
-        ]
-
     def answered(self, exchange: Exchange, calls: list[Call], cost: float) -> None:
         """Its answers are on disk."""
         # A stream that runs takes the rest from the answers.
@@ -212,10 +204,6 @@ class Episode:
             self._news.append(exchange.id)
 
     # ---- the record
-
-    def opening(self) -> dict[str, Any]:
-        times = {"times": [self.opened, self.expires], "seed": self.seed}
-        return {"open": self.id, "key": self.key_digest, "limits": self.limits.given(), **times}
 
     def line(self, exchange: Exchange, protocol: str, calls: Sequence[Call], cost: float) -> dict[str, Any]:
         """An answered exchange, and those that were delivered since the last such line."""

@@ -12,7 +12,6 @@ from agentgym.gateway.calls import ModelCall, Refused
 Body: TypeAlias = Mapping[str, Any]
 Events: TypeAlias = Iterator[tuple[str, Any]]
 MOST_ANSWERS = 128
-PING, DONE = b": ping\n\n", "[DONE]"
 CUSTOM = "input"  # the only argument of a custom tool
 # Of a client's own use: no model sees them.
 _BOOKKEEPING = ["user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from agentgym import __version__
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
+_EMPTY = {"type": "object", "properties": {}}
 _NO_METHOD, _BAD_PARAMS = -32601, -32602
 
 
@@ -29,23 +30,26 @@ async def answer(message: Mapping[str, Any], tools: Tools) -> dict[str, Any] | N
     head, params = {"jsonrpc": "2.0", "id": message["id"]}, message.get("params") or {}
     method = message.get("method")
     if method == "initialize":
-        asked = params.get("protocolVersion")
-        about = {"name": "agentgym", "version": __version__}
-        version = asked if asked in VERSIONS else VERSIONS[0]
-        return {**head, "result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}}
+        version = asked if (asked := params.get("protocolVersion")) in VERSIONS else VERSIONS[0]
+        made = {"serverInfo": {"name": "agentgym", "version": __version__}, "capabilities": {"tools": {}}}
+        return {**head, "result": {"protocolVersion": version, **made}}
     if method == "ping":
         return {**head, "result": {}}
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools.schemas}
     if method == "tools/list":
-        return {**head, "result": {"tools": [_listed(tool["function"]) for tool in tools.schemas]}}
+        listed = [
+            {
+                "name": name,
+                "description": about.get("description", ""),
+                "inputSchema": about.get("parameters") or _EMPTY,
+            }
+            for name, about in functions.items()
+        ]
+        return {**head, "result": {"tools": listed}}
     if method != "tools/call":
         return {**head, "error": {"code": _NO_METHOD, "message": f"no method {method!r:.80} here"}}
     name, arguments = str(params.get("name")), params.get("arguments") or {}
-    if name not in [tool["function"]["name"] for tool in tools.schemas] or not isinstance(arguments, Mapping):
+    if name not in functions or not isinstance(arguments, Mapping):
         return {**head, "error": {"code": _BAD_PARAMS, "message": f"no tool {name!r:.80}, or its arguments are none"}}
     text, failed = await tools.call(name, arguments)
     return {**head, "result": {"content": [{"type": "text", "text": text}], "isError": failed}}
-
-
-def _listed(function: Mapping[str, Any]) -> dict[str, Any]:
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"name": function["name"], "description": function.get("description", ""), "inputSchema": schema}

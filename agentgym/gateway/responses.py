@@ -5,23 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentgym.core.messages import Message
-from agentgym.gateway.calls import REASONING, TEXT, ModelAnswer, ModelCall, Refused
-from agentgym.gateway.forms import CUSTOM, PING, Body, Events, call_of, plain_message, tool_call
+from agentgym.gateway.calls import REASONING, TEXT, ModelCall, Refused
+from agentgym.gateway.episodes import Episode, Exchange
+from agentgym.gateway.forms import CUSTOM, Body, Events, call_of, plain_message, tool_call
 
-if TYPE_CHECKING:
-    from agentgym.gateway.episodes import Episode, Exchange
-
-ping = PING
 _APART = ["input", "instructions", "previous_response_id", "include", "truncation", "background", "conversation"]
 _APART += ["text", "reasoning", "client_metadata", "max_tool_calls"]
-_ECHOED = ["model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning"]
-_ECHOED += ["temperature", "top_p"]
-
-
-# ---- requests
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_ECHOED: dict[str, Any] = {
+    **dict.fromkeys(("model", "instructions", "previous_response_id", "max_output_tokens", "metadata", "reasoning")),
+    **{"temperature": None, "top_p": None, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+}
 
 
 def read(body: Body, episode: Episode) -> list[ModelCall]:
@@ -68,7 +65,9 @@ def _messages(items: Any, episode: Episode) -> list[Message]:
     for place, item in enumerate(items):
         kind, where = item.get("type", "message"), f"input[{place}]"
         if kind == "reasoning":
-            messages.append({"role": "assistant", "content": "", "reasoning_content": _thought(item)})
+            thought = "".join(part["text"] for part in item.get("content") or ())
+            thought = thought or base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
+            messages.append(plain_message({"role": "assistant", "reasoning_content": thought}, where))
         elif kind == "message":
             message = plain_message({"role": item["role"], "content": item["content"]}, where)
             if before == "reasoning" and message["role"] == "assistant":
@@ -88,16 +87,7 @@ def _messages(items: Any, episode: Episode) -> list[Message]:
         else:
             raise Refused(400, f"{where}: items of the type {kind!r:.50} are not known here")
         before = kind
-    return [{k: v for k, v in message.items() if v or k != "reasoning_content"} for message in messages]
-
-
-def _thought(item: Body) -> str:
-    if item.get("content"):
-        return "".join(part["text"] for part in item["content"])
-    return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
-
-
-# ---- answers
+    return messages
 
 
 def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
@@ -106,28 +96,31 @@ def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     parts = [(kind, text) for kind, text in answer.parts() if text or (kind == TEXT and not calls)]
     items = [_item(body, exchange, kind, text) for kind, text in parts]
     items += [_called(body, exchange, place, call) for place, call in enumerate(calls)]
-    status: dict[str, Any] = {"status": "completed"}
-    if answer.finish_reason in ("length", "content_filter"):
-        reason = "max_output_tokens" if answer.finish_reason == "length" else "content_filter"
-        status = {"status": "incomplete", "incomplete_details": {"reason": reason}}
-    return {**_response(body, exchange), **status, "output": items, "usage": _usage(answer)}
+    reason = _INCOMPLETE.get(answer.finish_reason)
+    status = {"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {"status": "completed"}
+    count = answer.usage.get
+    read_, written = count("prompt_tokens", 0), count("completion_tokens", 0)
+    usage = {"input_tokens": read_, "output_tokens": written, "total_tokens": read_ + written}
+    details = {"input_tokens_details": {"cached_tokens": count("cached_tokens", 0), "cache_write_tokens": 0}}
+    details["output_tokens_details"] = {"reasoning_tokens": count("reasoning_tokens", 0)}
+    return {**_response(body, exchange), **status, "output": items, "usage": {**usage, **details}}
 
 
 def _response(body: Body, exchange: Exchange) -> dict[str, Any]:
     """A response that has only begun."""
     made = {"id": f"resp_{exchange.id}", "object": "response", "created_at": int(exchange.began)}
-    told = {name: body.get(name) for name in _ECHOED} | {"truncation": "disabled", "status": "in_progress"}
-    chosen = {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
-    chosen["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
-    return {**made, **told, **chosen, "error": None, "incomplete_details": None, "output": [], "usage": None}
+    asked = {name: none if body.get(name) is None else body[name] for name, none in _ECHOED.items()}
+    empty: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
+    return {**made, **asked, "truncation": "disabled", "status": "in_progress", **empty}
 
 
 def _item(body: Body, exchange: Exchange, kind: str, text: str | None) -> dict[str, Any]:
     """The reasoning or the text of an answer; None: it has only begun."""
-    made = {"status": "in_progress" if text is None else "completed", "content": [_part(kind, text)] if text else []}
+    made: dict[str, Any] = {"status": "in_progress", "content": []}
+    if text is not None:
+        made = {"status": "completed", "content": [_part(kind, text)]}
     if kind == TEXT:
-        content = [] if text is None else [_part(kind, text)]
-        return {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", **made, "content": content}
+        return {"id": f"msg_{exchange.id}", "type": "message", "role": "assistant", **made}
     item = {"id": f"rs_{exchange.id}", "type": "reasoning", "summary": [], **made}
     if "reasoning.encrypted_content" in (body.get("include") or ()):
         item["encrypted_content"] = base64.b64encode((text or "").encode(errors="replace")).decode()
@@ -153,14 +146,6 @@ def _called(body: Body, exchange: Exchange, place: int, call: Body) -> dict[str,
         return {**item, "type": "custom_tool_call", "input": str(json.loads(said)[CUSTOM])}
     except (ValueError, TypeError, KeyError):  # the model did not keep to the form: the tool gets what it said
         return {**item, "type": "custom_tool_call", "input": said}
-
-
-def _usage(answer: ModelAnswer) -> dict[str, Any]:
-    count = answer.usage.get
-    read_, written = count("prompt_tokens", 0), count("completion_tokens", 0)
-    details = {"input_tokens_details": {"cached_tokens": count("cached_tokens", 0), "cache_write_tokens": 0}}
-    details["output_tokens_details"] = {"reasoning_tokens": count("reasoning_tokens", 0)}
-    return {"input_tokens": read_, "output_tokens": written, "total_tokens": read_ + written, **details}
 
 
 def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
@@ -11,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import socket
 import tempfile
 import time
@@ -18,28 +20,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from aiohttp import web
 
-import agentgym.gateway.anthropic as anthropic  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.chat as chat  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.completions as completions  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.mcp as mcp  # noqa: PLR0402 - the package imports this module
-import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package imports this module
-from agentgym.gateway.calls import Backend, ModelCall, Refused, Settings
-from agentgym.gateway.episodes import EXPIRES_SECONDS, Episode, Exchange, Limits
+from agentgym.core.messages import assistant
+from agentgym.gateway import anthropic, chat, completions, mcp, responses
+from agentgym.gateway.calls import Backend, ModelAnswer, ModelCall, Refused, Settings
+from agentgym.gateway.episodes import DAY_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
+from agentgym.gateway.tree import Call
 from agentgym.gateway.upstream import Passed
 from agentgym.storage import locks
 from agentgym.storage.durable import DurableLines, NotWritten
 
-if TYPE_CHECKING:
-    from agentgym.gateway.tree import Call
-
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
-PING_SECONDS, CLOSE_SECONDS = 10.0, 10.0
+PING, PING_SECONDS, CLOSE_SECONDS = b": ping\n\n", 10.0, 10.0
 _PROTOCOLS: dict[str, Any] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
@@ -62,9 +59,8 @@ class Connection(web.RequestHandler):
 
     def ask(self, episode: Episode, exchange: Exchange) -> None:
         self.leave(lost=False)  # who asks again has read the answer before
-        if self.transport is not None:
-            exchange.clients[self] = False
-            self.asked = episode, exchange
+        exchange.clients[self] = False
+        self.asked = episode, exchange
 
     def sent(self) -> None:
         if self.asked is not None and self.transport is not None and not self.transport.is_closing():
@@ -114,7 +110,12 @@ class Gateway:
         self.episodes: dict[str, Episode] = {}
         self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
         # A short path: names of sockets have at most 107 characters.
-        home = None if len(tempfile.gettempdir()) < 70 else "/tmp"
+        home = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"
+        for old in Path(home).glob("agentgym-gateway-*/socket") if local else ():
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                if probe.connect_ex(str(old)) == errno.ECONNREFUSED:  # its gateway was killed
+                    shutil.rmtree(old.parent, ignore_errors=True)
         self._place = tempfile.TemporaryDirectory(prefix="agentgym-gateway-", dir=home) if local else None
         self.socket = f"{self._place.name}/socket" if self._place is not None else ""
         self._by_key: dict[str, Episode] = {}
@@ -124,32 +125,25 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = locks.hold(self.folder)
+        self._lock, loop = locks.hold(self.folder), asyncio.get_running_loop()
         try:
             self.record = DurableLines(self.folder / FILE)
             self._read_record()
-            await self._listen()
+            made = partial(web.BaseRequest, loop=loop, client_max_size=MOST_BYTES)
+            self._http = web.Server(self._answer, request_factory=made)
+            options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
+            connect = partial(Connection, self._http, **options)
+            self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
+            self.port = self._listening[0].sockets[0].getsockname()[1]
+            if self.socket:
+                self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))
+                os.chmod(self.socket, 0o666)  # a sandbox's user is another one
         except BaseException:
             for listening in self._listening:
                 listening.close()
             os.close(self._lock)
             raise
         return self
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
-
-        self._http = web.Server(self._answer, request_factory=request)
-        options: dict[str, Any] = {"loop": loop, "access_log": None, "keepalive_timeout": 600.0}
-        connect = partial(Connection, self._http, **options)
-        self._listening.append(await loop.create_server(connect, self.host, self.port, backlog=1024))
-        self.port = self._listening[0].sockets[0].getsockname()[1]
-        if self.socket:
-            self._listening.append(await loop.create_unix_server(connect, self.socket, backlog=1024))
-            os.chmod(self.socket, 0o666)  # a sandbox's user is another one
 
     async def __aexit__(self, *error: object) -> None:
         for listening in self._listening:
@@ -177,7 +171,8 @@ class Gateway:
                 if "open" in line:
                     opened, expires = line["times"]
                     limits = Limits(**line["limits"])
-                    self._know(Episode(line["open"], line["key"], limits, opened, expires, line["seed"]))
+                    episode = Episode(line["open"], line["key"], limits, opened, expires, line["seed"])
+                    self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
                 elif "schemas" in line:
                     self.schemas[line["tools"]] = line["schemas"]
                 elif "forget" in line:
@@ -190,11 +185,7 @@ class Gateway:
     # ---- what a run does with episodes
 
     async def open(
-        self,
-        id: str | None = None,
-        limits: Limits | None = None,
-        seed: int | None = None,
-        seconds: float = EXPIRES_SECONDS,
+        self, id: str | None = None, limits: Limits | None = None, seed: int | None = None, seconds: float = DAY_SECONDS
     ) -> tuple[Episode, str]:
         """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
@@ -205,9 +196,10 @@ class Gateway:
             raise ValueError(f"there is an episode {id!r} already")
         key, now = _new_key(), time.time()
         episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
-        self._know(episode)
+        about = {"key": episode.key_digest, "limits": episode.limits.given(), "times": [now, episode.expires]}
+        self.episodes[id] = self._by_key[episode.key_digest] = episode
         try:
-            await self.record.write(episode.opening())
+            await self.record.write({"open": id, **about, "seed": seed})
         except NotWritten:
             self._drop(id)
             raise
@@ -234,9 +226,6 @@ class Gateway:
         await self.record.write({"episode": id, **news})
         episode.read(news)
 
-    def _know(self, episode: Episode) -> None:
-        self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
-
     def _drop(self, id: str) -> None:
         del self._by_key[self.episodes.pop(id).key_digest]
 
@@ -260,21 +249,23 @@ class Gateway:
             refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:
             refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
-        except RecursionError:
-            refused = Refused(400, "the request is nested too deeply")
         except Refused as error:
             refused = error
         protocol = anthropic if path.startswith("/v1/messages") else chat
         return web.json_response(protocol.error(refused), status=refused.status)
 
     async def _served(self, request: web.BaseRequest, path: str, episode: Episode) -> web.StreamResponse:
-        if (request.method, path) == ("GET", _MODELS):
-            return web.json_response(self._models())
-        if path == _MCP and request.method != "POST" and episode.tools is not None:
-            raise Refused(405, "the tools of an episode are reached by POST alone")
+        if (request.method, path) == ("GET", _MODELS):  # in the forms of both protocols
+            names = [*self.backend.models, *self._passed]
+            old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
+            data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
+            ends = {"first_id": names[0], "last_id": names[-1]}
+            return web.json_response({"object": "list", "data": data, "has_more": False, **ends})
         if request.method != "POST" or path not in (*_PROTOCOLS, _COUNT, _EMBEDDINGS, _MCP):
-            raise Refused(404, f"{request.method} {path:.100} is not served here")
-        raw = await request.read()
+            status = 405 if path == _MCP else 404
+            raise Refused(status, f"{request.method} {path:.100} is not served here")
+        async with episode.reading:
+            raw = await request.read()
         body = _object(raw)
         if path == _MCP:
             if episode.tools is None:
@@ -299,130 +290,90 @@ class Gateway:
         await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionError("the client has gone")
-        exchange = self._exchange(request, path, raw, body, episode)
-        protocol = _PROTOCOLS[path]
-        if body.get("stream") is True:
-            response = await self._stream(request, exchange, Stream(protocol, body, exchange), protocol.ping)
+        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
+        key, again = request.headers.get("Idempotency-Key"), request.headers.get("x-stainless-retry-count", "0") != "0"
+        streams, protocol, client = body.get("stream") is True, _PROTOCOLS[path], cast(Connection, request.protocol)
+        exchange = episode.find(digest, again, key)
+        if exchange is None:
+            read = self._calls(protocol, body, episode)
+            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
+            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
+            task = asyncio.create_task(self._sample(episode, exchange, path))
+            self._sampling.add(task)
+            task.add_done_callback(self._sampling.discard)
+        client.ask(episode, exchange)
+        await (exchange.news(0, PING_SECONDS) if streams else exchange.news())
+        if exchange.error is not None:  # before a stream begins, an error has its own status
+            raise exchange.error
+        if streams:
+            response = await self._stream(request, exchange, Stream(protocol, body, exchange))
         else:
-            await exchange.news()
-            if exchange.error is not None:
-                raise exchange.error
             response = web.json_response(protocol.whole(body, exchange))
             await response.prepare(request)
             await response.write_eof()
-        if exchange.error is None and isinstance(request.protocol, Connection):
-            request.protocol.sent()
+        if exchange.error is None:
+            client.sent()
         return response
-
-    def _models(self) -> dict[str, Any]:
-        """In the forms of both protocols."""
-        names = [*self.backend.models, *self._passed]
-        old = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "agentgym"}
-        data = [{"id": id, "object": "model", "type": "model", "display_name": id, **old} for id in names]
-        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
     def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
         try:
             calls: list[ModelCall] = protocol.read(body, episode)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
         for call in calls:
             call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
             self.settings.settle(call, self.backend)
         return calls
 
-    def _exchange(
-        self, request: web.BaseRequest, path: str, raw: bytes, body: dict[str, Any], episode: Episode
-    ) -> Exchange:
-        """The exchange of a request: one that it is a retry of, or a new one, which is begun."""
-        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
-        key = request.headers.get("Idempotency-Key")
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        exchange = episode.find(digest, again, key)
-        if exchange is None:
-            read = self._calls(_PROTOCOLS[path], body, episode)
-            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
-            exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
-            task = asyncio.create_task(self._sample(episode, exchange, path))
-            self._sampling.add(task)
-            task.add_done_callback(self._sampling.discard)
-        if isinstance(request.protocol, Connection):
-            request.protocol.ask(episode, exchange)
-        return exchange
-
     async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
+        tools = exchange.asked[0].tools
+        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest() if tools else ""
         try:
-            digest = await self._recorded_tools(exchange.asked[0].tools)
-            calls = await self._sampled(episode, exchange, digest)
+            asked = [self._call(episode, exchange, digest, *each) for each in enumerate(exchange.asked)]
+            calls = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)  # a task takes its time
             cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
-            await self.record.write(episode.line(exchange, path.removeprefix("/v1/"), calls, cost))
+            lines = [episode.line(exchange, path.removeprefix("/v1/"), calls, cost)]
+            if digest and digest not in self.schemas:
+                self.schemas[digest] = tools
+                lines.insert(0, {"tools": digest, "schemas": tools})
+            await self.record.write(*lines)
             episode.answered(exchange, calls, cost)
         except Refused as error:
             episode.failed(exchange, error)
         except NotWritten as error:
+            self.schemas.pop(digest, None)
             episode.failed(exchange, _unrecorded(error))
         except Exception as error:
             _log.exception("agentgym gateway: episode %s: the engine failed", episode.id)
             episode.failed(exchange, Refused(500, f"the engine failed: {error!r:.500}", "engine"))
 
-    async def _recorded_tools(self, tools: list[dict[str, Any]]) -> str:
-        """The digest of tools, whose schemas are recorded once."""
-        if not tools:
-            return ""
-        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest()
-        if digest not in self.schemas:
-            self.schemas[digest] = tools
-            try:
-                await self.record.write({"tools": digest, "schemas": tools})
-            except NotWritten:
-                del self.schemas[digest]
-                raise
-        return digest
+    async def _call(self, episode: Episode, exchange: Exchange, tools: str, place: int, call: ModelCall) -> Call:
+        answer = ModelAnswer(assistant(""), finish_reason="length")  # of a call that would exceed a limit
+        if exchange.limit is None:
+            answer = await self.backend.answer(call, episode.id, partial(exchange.tell, place))
+        for kind, whole in answer.parts():
+            said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
+            if not whole.startswith(said):
+                raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
+        return episode.tree.grown(exchange.number + place, call, answer, tools)
 
-    async def _sampled(self, episode: Episode, exchange: Exchange, tools: str) -> list[Call]:
-        if exchange.limit is not None:
-            return episode.polite(exchange)
-
-        async def one(place: int, call: ModelCall) -> Call:
-            def told(kind: str, text: str) -> None:
-                exchange.tell(place, kind, text)
-
-            answer = await self.backend.answer(call, episode.id, told)
-            for kind, whole in answer.parts():
-                said = "".join([text for number, each, text in exchange.pieces if (number, each) == (place, kind)])
-                if not whole.startswith(said):
-                    raise RuntimeError(f"the {kind} of an answer does not begin with what was told of it")
-            return episode.tree.grown(exchange.number + place, call, answer, tools)
-
-        if len(exchange.asked) == 1:
-            return [await one(0, exchange.asked[0])]
-        return list(await asyncio.gather(*(one(place, call) for place, call in enumerate(exchange.asked))))
-
-    async def _stream(
-        self, request: web.BaseRequest, exchange: Exchange, stream: Stream, ping: bytes
-    ) -> web.StreamResponse:
-        """Send what is told while it is told, and the end once it is on disk. An error before that has its own status."""
-        response: web.StreamResponse | None = None
-        seen = 0
+    async def _stream(self, request: web.BaseRequest, exchange: Exchange, stream: Stream) -> web.StreamResponse:
+        """Send what is told while it is told, and the end once it is on disk."""
+        response, out, seen = web.StreamResponse(headers=_EVENTS), stream.step("begin"), 0
+        await response.prepare(request)
         while True:
-            await exchange.news(seen, PING_SECONDS)
             pieces = exchange.pieces[seen:]
             seen += len(pieces)
-            if response is None and exchange.error is not None:
-                raise exchange.error
-            out = b""
-            if response is None:
-                response = web.StreamResponse(headers=_EVENTS)
-                await response.prepare(request)
-                out = stream.begin()
             out += b"".join([stream.tell(*piece) for piece in pieces])
             if exchange.done:
-                out += stream.end() if exchange.error is None else stream.failed(exchange.error)
+                out += stream.end() if exchange.error is None else stream.step("failed", exchange.error)
                 # In one piece: a client that leaves at the last event resets the connection if anything behind it is unread.
                 await response.write_eof(out)
                 return response
-            await response.write(out or ping)
+            await response.write(out or stream.step("ping") or PING)
+            await exchange.news(seen, PING_SECONDS)
+            out = b""
 
     # ---- the run's own routes
 
@@ -434,9 +385,10 @@ class Gateway:
         try:
             if (request.method, path) == ("POST", ""):
                 limits = Limits(**body["limits"]) if "limits" in body else None
-                seconds = float(body.get("expires_seconds", EXPIRES_SECONDS))
+                seconds = float(body.get("expires_seconds", DAY_SECONDS))
                 episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
-                return web.json_response({"key": key, **self.addresses(key), **episode.to_json()})
+                where = {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
+                return web.json_response({"key": key, **where, **episode.to_json()})
             if id not in self.episodes:
                 raise Refused(404, f"there is no episode {id!r:.80}")
             if (request.method, verb) == ("POST", "reward"):
@@ -450,10 +402,6 @@ class Gateway:
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
-
-    def addresses(self, key: str) -> dict[str, str]:
-        """Where agents find an episode: with its key as the API key, or with the key in the address."""
-        return {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
 
 
 def _new_key() -> str:
@@ -472,7 +420,7 @@ def _key_of(request: web.BaseRequest) -> str:
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise Refused(400, "the body is not a JSON object")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentgym.gateway.calls import REASONING, TEXT, Refused
+from agentgym.gateway.calls import REASONING, TEXT
+from agentgym.gateway.episodes import Exchange
 from agentgym.gateway.forms import Body
-
-if TYPE_CHECKING:
-    from agentgym.gateway.episodes import Exchange
 
 
 class Stream:
-    """Writes one exchange: `begin`, then `tell` for what is told, then `end` or `failed`.
+    """Writes one exchange: the step "begin", then `tell` for what is told, then `end` or the step "failed".
 
     A protocol's `events(body, exchange, step, answer, block, *data)` yields the names and the data of the events of a step: "begin",
-    "end"; "failed" with a `Refused`; "open", "delta", "close" with TEXT or REASONING and text, for "close" all of it; "call" with a
-    number and a tool call. `answer` and `block` count from 0.
+    "end", "ping"; "failed" with a `Refused`; "open", "delta", "close" with TEXT or REASONING and text, for "close" all of it; "call"
+    with a number and a tool call. `answer` and `block` count from 0.
     """
 
     def __init__(self, protocol: Any, body: Body, exchange: Exchange):
@@ -25,8 +23,15 @@ class Stream:
         self._said: dict[int, dict[str, list[str]]] = {}
         self._block, self._number = -1, 0
 
-    def begin(self) -> bytes:
-        return self._step("begin", 0)
+    def step(self, step: str, *data: Any, answer: int = 0) -> bytes:
+        out = []
+        for name, value in self._protocol.events(self._body, self._exchange, step, answer, self._block, *data):
+            if name.startswith("response."):
+                value["sequence_number"] = self._number
+            self._number += 1
+            text = value if isinstance(value, str) else json.dumps({"type": name, **value} if name else value)
+            out.append(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+        return "".join(out).encode()
 
     def tell(self, answer: int, kind: str, text: str) -> bytes:
         said, out = self._said.setdefault(answer, {}), b""
@@ -35,9 +40,13 @@ class Stream:
         if kind not in said:
             out = self._close(answer)
             self._block += 1
-            out += self._step("open", answer, kind, "")
+            out += self.step("open", kind, "", answer=answer)
         said.setdefault(kind, []).append(text)
-        return out + self._step("delta", answer, kind, text)
+        return out + self.step("delta", kind, text, answer=answer)
+
+    def _close(self, answer: int) -> bytes:
+        kind, pieces = next(reversed(self._said[answer].items()), ("", []))
+        return self.step("close", kind, "".join(pieces), answer=answer) if kind else b""
 
     def end(self) -> bytes:
         """What was not told yet, and the end."""
@@ -51,24 +60,5 @@ class Stream:
             out.append(self._close(number))
             for place, call in enumerate(calls):
                 self._block += 1
-                out.append(self._step("call", number, place, call))
-        return b"".join([*out, self._step("end", 0)])
-
-    def failed(self, error: Refused) -> bytes:
-        return self._step("failed", 0, error)
-
-    def _close(self, answer: int) -> bytes:
-        if not (said := self._said[answer]):
-            return b""
-        kind, pieces = list(said.items())[-1]
-        return self._step("close", answer, kind, "".join(pieces))
-
-    def _step(self, step: str, answer: int, *data: Any) -> bytes:
-        out = []
-        for name, value in self._protocol.events(self._body, self._exchange, step, answer, self._block, *data):
-            if name.startswith("response."):
-                value["sequence_number"] = self._number
-            self._number += 1
-            text = value if isinstance(value, str) else json.dumps({"type": name, **value} if name else value)
-            out.append(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
-        return "".join(out).encode()
+                out.append(self.step("call", place, call, answer=number))
+        return b"".join([*out, self.step("end")])

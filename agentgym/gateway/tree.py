@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from agentgym.core.messages import Message
 from agentgym.core.trajectory import Tokens
@@ -57,26 +57,26 @@ class Call:
         reasons += [*self.asked.unusable, *[UNDELIVERED] * (self.number in undelivered), *[INCOMPLETE] * incomplete]
         return reasons[0] if reasons else None
 
+    def line(self, up: Literal["parent", "after"]) -> Iterator[Call]:
+        """It, and the calls that it goes on from, the last first."""
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = getattr(call, up)
+
     def tokens(self) -> Tokens | None:
         """The exact tokens; None where the model does not tell them."""
         if not self.logprobs:
             return None
-        parts, call = [self.ids], self.parent
-        while call is not None:
-            parts.append(call.ids)
-            call = call.parent
-        ids = array("i", b"".join(reversed(parts))).tolist()
+        ids = array("i", b"".join(reversed([call.ids for call in self.line("parent")]))).tolist()
         start = len(ids) - len(self.logprobs)
         versions = [version for version, count in self.versions for _ in range(count)]
         return Tokens(ids[:start], ids[start:], self.logprobs.tolist(), versions, self.answer.finish_reason)
 
     def conversation(self) -> list[Message]:
         """All messages of the prompt."""
-        parts, call = [self.asked.messages], self.after
-        while call is not None:
-            parts += [[call.answer.message], call.asked.messages]
-            call = call.after
-        return [message for part in reversed(parts) for message in part]
+        parts = [[*call.asked.messages, call.answer.message] for call in self.line("after")]
+        return [message for part in reversed(parts) for message in part][:-1]
 
     def to_json(self) -> dict[str, Any]:
         ids = array("i", self.ids).tolist()
@@ -135,26 +135,24 @@ class Tree:
 
     def longest(self, prompt: bytes) -> Call | None:
         """The call whose tokens are the longest beginning of a prompt; of several the first."""
-        best, left = None, [(call, 0) for call in self.roots]
+        found, left = [], list(self.roots)
         while left:
-            call, start = left.pop()
-            if prompt.startswith(call.ids, start):
-                if best is None or (-call.depth, call.number) < (-best.depth, best.number):
-                    best = call
-                left += [(child, start + len(call.ids)) for child in call.children]
-        return best
+            call = left.pop()
+            if prompt.startswith(call.ids, call.depth * _WIDTH - len(call.ids)):
+                found.append(call)
+                left += call.children
+        return min(found, key=lambda call: (-call.depth, call.number), default=None)
 
     def last_said(self, messages: Sequence[Message]) -> Call | None:
         """The call whose messages and answer are the longest beginning of these messages; of several the first."""
-        best, left = None, [(call, 0) for call in self.openings]
+        found, left = [], list(self.openings)
         while left:
-            call, start = left.pop()
-            end = call.length - 1
-            if messages[end : end + 1] == [call.answer.message] and messages[start:end] == call.asked.messages:
-                if best is None or (-call.length, call.number) < (-best.length, best.number):
-                    best = call
-                left += [(follower, call.length) for follower in call.followers]
-        return best
+            call = left.pop()
+            said, new = call.length - 1, call.asked.messages
+            if messages[said : said + 1] == [call.answer.message] and messages[said - len(new) : said] == new:
+                found.append(call)
+                left += call.followers
+        return min(found, key=lambda call: (-call.length, call.number), default=None)
 
     def share(self, undelivered: Collection[int] = (), incomplete: bool = False) -> dict[str, Any]:
         """Sampled tokens, those that can be trained on, why the others cannot, and why prompts did not go on from calls before."""
@@ -168,11 +166,7 @@ class Tree:
 
     def _why(self, made: Call) -> str | None:
         """Why the ids of a prompt go on from no call, or not from those of the call that its messages go on from."""
-        line, call = set[Call](), made.parent
-        while call is not None:
-            line.add(call)
-            call = call.parent
-        new, after = made.asked.messages, made.after
+        line, new, after = set(made.line("parent")), made.asked.messages, made.after
         if after is not None and after.ids and after not in line:
             return "tools changed" if made.tools != after.tools else _change(after.answer.message, "re-tokenised")
         for call in reversed(after.followers if after else self.openings):

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from agentgym.core.messages import assistant
 from agentgym.core.trajectory import Tokens
 from agentgym.gateway.calls import ModelAnswer, ModelCall, Refused, Told
 from agentgym.policies import endpoints
@@ -17,6 +18,7 @@ from agentgym.policies.chat import ChatPolicy, as_sent, reply_of, url_of
 
 UNTOLD = -1  # the weight version of tokens from an endpoint that does not tell it
 _CHAT, _COMPLETIONS = "/chat/completions", "/completions"
+_TOO_LONG = "the prompt is too long: it exceeds the model's maximum context length"  # in the words of both makers
 _START_SECONDS = 30.0
 
 
@@ -58,37 +60,30 @@ class Upstream:
         self.models, self.exact = [name], cards[name].get("owned_by") == "vllm"
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
-        body = {"model": self.models[0], **self._defaults, **call.used}
-        path = _CHAT if call.prompt is None else _COMPLETIONS
-        if call.prompt is None:
-            body |= {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
-        else:
-            body["prompt"] = call.prompt
+        chats, asked = call.prompt is None, dict[str, Any](prompt=call.prompt)
+        if chats:
+            asked = {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
+        body = {"model": self.models[0], **self._defaults, **call.used, **asked}
         if self.exact:
-            body = {"logprobs": True if call.prompt is None else 0, **body, "return_token_ids": True}
+            body = {"logprobs": True if chats else 0, **body, "return_token_ids": True}
         if call.streams:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
+            path = _CHAT if chats else _COMPLETIONS
             record = await self._policy.complete(body, told if call.streams else None, path)
         except EndEpisode as full:
-            raise Refused(
-                400, "the prompt is too long: it exceeds the model's maximum context length", "context_length_exceeded"
-            ) from full
+            raise Refused(400, _TOO_LONG, "context_length_exceeded") from full
         except EndpointError as error:
             status = 400 if error.status in (400, 404, 413, 415, 422) else 502
             raise Refused(status, str(error).replace(self._policy.url, "the engine"), "engine") from error
         reply, choice = reply_of(record), record["choices"][0]
-        message = {k: v for k, v in reply.message.items() if v not in (None, [])} | {
-            "content": reply.message["content"] or ""
-        }
+        message = {**assistant(""), **{name: value for name, value in reply.message.items() if value}}
         if "reasoning" in message:
             message["reasoning_content"] = message.pop("reasoning")
-        stop = choice.get("stop_reason")
+        stop = stop if isinstance(stop := choice.get("stop_reason"), str) else None
         more = {"logprobs": choice.get("logprobs")} if "logprobs" in call.used else {}
         reason = reply.finish_reason or "stop"
-        return ModelAnswer(
-            message, _tokens(record, reason), reply.usage, reason, stop if isinstance(stop, str) else None, more
-        )
+        return ModelAnswer(message, _tokens(record, reason), reply.usage, reason, stop, more)
 
     async def count(self, call: ModelCall) -> int:
         if not self.exact:
@@ -145,6 +140,5 @@ class Passed:
                 await response.write_eof()
                 return answer.status, response
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Refused(
-                502, f"the endpoint of this model does not answer: {type(error).__name__}", "engine"
-            ) from error
+            why = f"the endpoint of this model does not answer: {type(error).__name__}"
+            raise Refused(502, why, "engine") from error

@@ -26,8 +26,8 @@ class Reply:
         usage: the endpoint's counts: prompt_tokens, completion_tokens, and their parts cached_tokens and reasoning_tokens.
         finish_reason: why the endpoint stopped: "stop", "tool_calls", "length" (the answer was cut off),
             "content_filter" (part or all of it is withheld); None if unknown.
-        request: of a summary alone, which is no answer: what asked for it. The environment does not see it, and the
-            policy is asked again.
+        request: only of a summary, which is not an answer: the messages that request it. The environment does not see it, and the
+            policy is called again.
         failure: the cause of an agent failure in place of an answer: the episode ends at the environment's floor.
     """
 
@@ -63,7 +63,7 @@ class Policy(Protocol):
 
 
 class EndEpisode(Exception):
-    """A policy cannot go on, and nothing has failed: the loop truncates the episode with this reason, such as "context"."""
+    """A policy ends the episode without a failure: the loop truncates it with this reason, such as "context"."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -132,7 +132,7 @@ class NullPolicy:
 
 
 class _EnvPolicy:
-    """Asks methods of the environment for its actions."""
+    """Gets its actions from methods of the environment."""
 
     def __init__(self, rng: random.Random | None, *names: str):
         self.rng = rng or random.Random(0)
@@ -140,7 +140,7 @@ class _EnvPolicy:
         self._methods: dict[str, Callable[..., Action]] = {}
 
     def attach(self, env: Env, call: Caller) -> None:
-        """Play in this environment, as `run_episode` asks for; `call` runs its methods in the right thread."""
+        """Play in this environment; `run_episode` calls this, and `call` runs the environment's methods in the right thread."""
         kind = type(env.unwrapped).__name__
         for name in self._names:
             if not hasattr(env.unwrapped, name):
@@ -155,7 +155,7 @@ class _EnvPolicy:
 
 
 class ExpertPolicy(_EnvPolicy):
-    """Plays an environment's own `expert_action()`; by the chance `mistakes`, its `random_action(rng)` instead."""
+    """Plays the environment's `expert_action()`, or with probability `mistakes` its `random_action(rng)`."""
 
     def __init__(self, mistakes: float = 0.0, rng: random.Random | None = None):
         if not 0 <= mistakes <= 1:

@@ -1,5 +1,5 @@
-"""A policy that asks a model behind an OpenAI-compatible chat endpoint, with retries and token counts; and chat completions as
-endpoints write them, one JSON object or a stream of server-sent events, read into a `Reply`.
+"""A policy that calls a model behind an OpenAI-compatible chat endpoint, with retries and token counts. It reads chat
+completions, one JSON object or a stream of server-sent events, into a `Reply`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChatPolicy:
     """A model behind an OpenAI-compatible endpoint. One object may serve many episodes at a time.
 
     Statuses 408, 409, 429 and 5xx, broken connections, cut or malformed answers and silence are retried after a growing wait, or
-    after what `Retry-After` asks for. All policies of an endpoint hold back the share of requests that it refuses with a 429; see
+    after the time in `Retry-After`. All policies of an endpoint reduce their requests when it refuses many with a 429; see
     `ConcurrencyLimiter`. As long as the endpoint answers others, a 429 uses up no retry, up to ten times as many requests.
 
     Args:
@@ -231,7 +231,7 @@ class Passing(Exception):
         cause: "timeout", "connection", "cut" (a body or stream that ended early), "garbage" (not a chat completion), or the number
             of an endpoint's error.
         wait: seconds that the server asked for.
-        busy: whether it has too much to do.
+        busy: True if the server is overloaded.
     """
 
     def __init__(self, what: str, cause: str = "garbage", wait: float | None = None):
@@ -324,7 +324,7 @@ def _grow(message: Message, calls: dict[int, dict[str, Any]], delta: Mapping[str
 
 
 def _gather(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
-    """Add what a chunk tells beside its text: why it ends, and the tokens where an endpoint of vLLM is asked for them."""
+    """Add a chunk's finish reason, and its tokens if vLLM was asked for them."""
     told = ("finish_reason", "stop_reason", "prompt_token_ids")
     whole |= {name: choice[name] for name in told if choice.get(name) is not None}
     whole.setdefault("token_ids", []).extend(choice.get("token_ids") or ())

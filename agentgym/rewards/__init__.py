@@ -1,5 +1,5 @@
-"""Rewards: named, weighted functions of an episode, and a wrapper that gives an environment another reward. `judge` has a language
-model as one of them.
+"""Rewards: named, weighted functions of an episode, and a wrapper that replaces an environment's reward. `judge` has a reward
+function that asks a language model.
 
 A reward function is `def` or `async def`, returns a finite number, and takes any of these by name: task, answer (the task's),
 messages (the whole conversation), completion and completions (the texts of the last reply, of all), info (of the last step),
@@ -225,7 +225,7 @@ class Rewarded(Wrapper):
     `reward/NAME`.
 
     An episode that the loop cuts off (`Limits`, a full context) keeps 0, unless the environment judges it by `cut_off`: if a rubric
-    goes below 0, bound the turns by the environment's own `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
+    goes below 0, limit turns by the environment's `max_turns` and set `floor`, or being cut off would pay. An episode that the agent's own programs broke, or for
     which they break a reward function, gets the floor. `reset` and `step` return awaitables if those of the environment do; the
     last `step` also does if a function of the rubric is async, or an event loop runs.
     """
@@ -374,7 +374,7 @@ def matches(pattern: str, flags: int = 0, *, timeout: float = 2.0) -> Callable[[
 
 
 def search(pattern: str, flags: int, text: str) -> bool:
-    """True if a regular expression is found in a text; `matches` runs it in another process."""
+    """True if a regular expression matches somewhere in a text; `matches` runs this in another process."""
     return re.search(pattern, text, flags) is not None
 
 

@@ -1,5 +1,5 @@
-"""A language model as a judge. The agent's text stands between delimiters that it cannot guess, and the judge is told that it
-holds no instructions. That makes it harder to talk the judge into a good mark, not impossible.
+"""A language model as a judge. The agent's text stands between delimiters that it cannot guess, and the prompt says that it
+holds no instructions. This makes it harder to manipulate the judge, not impossible.
 """
 
 import json
@@ -51,13 +51,13 @@ class _NoVerdict(ValueError):
 class Judge:
     """A model that scores episodes from 0 to 1, as an async reward function. One object may judge many episodes at a time.
 
-    Requests are sent and retried as by `ChatPolicy`. An unreadable verdict is sent back with what is wrong with it.
+    Requests are sent and retried as by `ChatPolicy`. An unreadable verdict is sent back with the problem.
 
     Args:
-        rubric: what to judge by, in words.
-        scale: the worst and the best score that the model is asked for; numbers outside are clamped.
+        rubric: the criteria, in words.
+        scale: the worst and the best score of the model; numbers outside are clamped.
         samples: verdicts whose mean counts. More than one makes sense with a temperature only.
-        show_answer: whether the judge is shown the task's `answer`.
+        show_answer: True if the judge sees the task's `answer`.
         seed: of sampling; each sample has its own.
         retries: of a request that failed, and again of a verdict that cannot be read.
         settings: of `ChatPolicy`: api_key, temperature, max_tokens, timeout and others.

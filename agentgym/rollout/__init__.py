@@ -1,4 +1,4 @@
-"""Rollouts: the agent loop, and stored episodes played again."""
+"""Rollouts: the agent loop, and replays of stored episodes."""
 
 from agentgym.rollout.episode import Episode, Limits, run_episode, run_many
 

@@ -1,6 +1,6 @@
 """Calls of environments and policies under a time limit, and the checks of what they return.
 
-Every error names the call, and says how long it ran or what it returned.
+Every error names the call, and its duration or its result.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ def checked_step(result: Any) -> tuple[Observation, float, bool, bool, dict[str,
 
 
 def next_player(info: dict[str, Any], before: str | None = None) -> str | None:
-    """The player who acts next: where `info` names none, who acted before. Raises CallFailed for rewards that are none."""
+    """The player who acts next: `info` names it, else it is the previous player. Raises CallFailed for invalid rewards."""
     rewards = info.get(REWARDS, {})
     if before is not None and not (isinstance(rewards, dict) and all(map(is_finite, rewards.values()))):
         raise CallFailed(f"info[{REWARDS!r}] must be finite numbers by player, not {rewards!r:.200}")

@@ -1,6 +1,6 @@
-"""The agent loop, the only one in the project: evaluation and training use it too.
+"""The agent loop. Evaluation and training use it too.
 
-A failure of an environment or a policy ends its own trajectory with an error, and no other. An episode that the agent's own
+If an environment or a policy fails, only its own trajectory ends with an error. An episode that the agent's own
 programs broke is no failure: see `agentgym.core.agent_failure`.
 """
 
@@ -313,7 +313,7 @@ async def run_many(
     play: "Rollout | None" = None,
     place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
 ) -> list[Trajectory]:
-    """Run episodes, at most `concurrency` at a time, each in an environment that no other uses meanwhile.
+    """Run episodes, at most `concurrency` at a time, each in its own environment.
 
     An environment is reused unless its last episode failed. All are closed at the end, also after an exception. Trajectories are
     returned in the order of `episodes`.

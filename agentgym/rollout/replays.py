@@ -1,4 +1,4 @@
-"""Play episodes again from their stored replies, in this process or in another one, and compare what the environment shows."""
+"""Replay episodes from their stored replies, in this process or another, and compare the observations."""
 
 import asyncio
 import json
@@ -36,11 +36,11 @@ async def replay(spec: EnvSpec, episodes: Replies, limits: Limits, concurrency: 
 
 
 class ElsewhereError(RuntimeError):
-    """The other process could not play the episodes; the message says why."""
+    """The other process could not play the episodes; the message has the reason."""
 
 
 async def replay_elsewhere(spec: EnvSpec, episodes: Replies, limits: Limits, timeout: float) -> list[Trajectory]:
-    """Play episodes again in another process, with another hash seed, and so another order of sets.
+    """Replay episodes in another process, with another hash seed, and so another order of sets.
 
     Raises ValueError if the spec has no JSON form, ElsewhereError if that process failed, or took too long.
     """

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentgym.core.install import pip_install
 from agentgym.processes.child_process import with_default_signals
 from agentgym.tools.schemas import problem_of_names
 from agentgym.tools.toolset import Tool, ToolError, shortened
@@ -224,7 +225,7 @@ class _McpConnection:
         try:
             from mcp import Client
         except ModuleNotFoundError:
-            why = "MCP servers need the package mcp: pip install 'agentgym-toolkit[mcp]'"
+            why = f"MCP servers need the package mcp: {pip_install('agentgym-toolkit[mcp]')}"
             self._ready.set_exception(ModuleNotFoundError(why))
             return
         try:

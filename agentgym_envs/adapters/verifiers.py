@@ -34,6 +34,8 @@ _loading = threading.Lock()
 class VerifiersEnv(Env):
     """An environment made by `verifiers.load_environment`, for verifiers before 0.4."""
 
+    tools_at_reset = True  # those of the rollout's first request
+
     def __init__(
         self,
         name: str,

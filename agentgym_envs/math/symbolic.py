@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import re
 
+from agentgym.core.install import pip_install
 from agentgym.processes.isolate import WorkerDied, call_isolated
 
 LONGEST_ANSWER = 500  # characters
@@ -19,7 +20,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 def require_mpmath() -> None:
     if importlib.util.find_spec("mpmath") is None:
-        raise ModuleNotFoundError("symbolic answers need the package mpmath: pip install 'agentgym-toolkit[math]'")
+        raise ModuleNotFoundError(f"symbolic answers need the package mpmath: {pip_install('agentgym-toolkit[math]')}")
 
 
 def same_answer(gold: str, answer: str, seconds: float = SECONDS) -> bool:

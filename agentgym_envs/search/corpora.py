@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentgym import datasets
+from agentgym.core.install import pip_install
 from agentgym.core.messages import text_of, user
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.data_sets import HOTPOT, XQUAD
@@ -54,7 +55,7 @@ def index_of(name: str) -> Index:
 
 def require_bm25s() -> None:
     if importlib.util.find_spec("bm25s") is None:
-        raise ImportError('BM25 in this process needs bm25s: pip install "agentgym-toolkit[search]"')
+        raise ImportError(f"BM25 in this process needs bm25s: {pip_install('agentgym-toolkit[search]')}")
 
 
 def corpus_lines(name: str) -> str:

@@ -12,6 +12,7 @@ import openai
 import pytest
 from engine_models import MAX_LEN, build, perturb, reference_logprobs
 from named_agents import installed
+from working_agents import COMMANDS, build_working, in_blocks, in_calls
 
 from agent_train.algorithms.selection import is_truncated, participants, turn_rewards
 from agent_train.config.compose import compose
@@ -23,7 +24,6 @@ from agent_train.report.metrics import read_metrics
 from agent_train.rollout.agents import EngineBackend, agents_of
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.renderer import Renderer
-from agentgym.agents.named import NAMES
 from agentgym.agents.play import play_agent
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
@@ -213,6 +213,19 @@ def test_settings_that_spoil_tokens_are_not_used_or_marked(model_dir, tmp_path):
     assert (temperature, list(lost), changed) == (0.25, ["temperature"], ["top_p"])
 
 
+def test_a_free_choice_of_tools_spoils_nothing_and_no_choice_leaves_them_out(model_dir, tmp_path):
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}]
+
+    async def play():
+        async with asking(model_dir, tmp_path, settings=Settings("strict", 1.0, 8)) as (client, episode, log, _):
+            for choice in ("auto", "none"):
+                await ask(client, [user("up?")], tools=tools, tool_choice=choice)
+            decode = Renderer.of_folder(model_dir).decode
+            return ["count" in decode(prompt) for prompt, *_ in log], dict(episode.changed)
+
+    assert asyncio.run(play()) == ([True, False], {})
+
+
 def test_an_agent_that_is_run_again_gets_the_answers_that_it_had(model_dir, tmp_path):
     async def play(folder, last):
         with Journal(tmp_path / "journal") as journal:
@@ -277,8 +290,9 @@ def test_agent_is_short_for_its_setting_and_takes_any_words():
         (["agent=nowhere:play"], "there is no module 'nowhere'"),
         (["agent=command:no-such-program"], "there is no program"),
         ([f"agent={AGENT}", "agent.image=python"], "only a command"),
-        ([f"agent={AGENT}", "algorithm=gigpo"], "the calls of agent.run are no sequence of turns"),
-        ([f"agent={AGENT}", "memory.name=summary"], "memory.name=summary: agent.run plays its episodes by itself"),
+        (["agent=mini-swe-agent"], "works by a tool 'bash' alone, and FrozenLake has no tools"),
+        ([f"agent={AGENT}", "algorithm=gigpo"], "the calls of agent.run may branch"),
+        ([f"agent={AGENT}", "memory.name=summary"], "memory.name=summary: agent.run plays whole episodes itself"),
         ([f"agent={AGENT}", "agent.passed=['judge=nowhere']"], "base_url must begin with http"),
     ],
 )
@@ -293,12 +307,12 @@ def test_what_an_agent_cannot_have_is_refused(words, why, monkeypatch):
 
 
 TINY = ("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1")
+FROZEN_LAKE = ("+env=frozen_lake", *TINY, "sft.batch_rows=8", "env.kwargs.shaping=1.0", "trainer.eval_episodes=4")
 
 
 def trained(folder, shared_ray, *words):
     """The folder of a run of two steps, its training trajectories and their samples: all that the engine sampled, and no more."""
-    words = ["+env=frozen_lake", *TINY, "sft.batch_rows=8", "learner.workers=1", "env.kwargs.shaping=1.0", *words]
-    words += ["trainer.steps=2", "trainer.eval_episodes=4", f"trainer.runs_dir={folder}", "trainer.name=run"]
+    words = [*words, "learner.workers=1", "trainer.steps=2", f"trainer.runs_dir={folder}", "trainer.name=run"]
     log = folder / "engine.log"
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "logged_run.py"), str(log), *words],
@@ -334,7 +348,14 @@ def trained(folder, shared_ray, *words):
 @pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(engine, in_shared_ray, tmp_path):
     """Two steps; the second may be played ahead of the first's update."""
-    words = [f"engine={engine}", "algorithm=decoupled_ppo", f"agent={AGENT}", "sft.episodes=128", "sft.lr=5e-3"]
+    words = [
+        *FROZEN_LAKE,
+        f"engine={engine}",
+        "algorithm=decoupled_ppo",
+        f"agent={AGENT}",
+        "sft.episodes=128",
+        "sft.lr=5e-3",
+    ]
     words += ["algorithm.group_size=4", "trainer.groups_per_step=4", "trainer.staleness=1"]
     folder, trajectories, rows = trained(tmp_path, in_shared_ray, *words)
     assert len(trajectories) == 32
@@ -344,16 +365,72 @@ def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(eng
     assert (folder / "gateway/001/calls.jsonl").stat().st_size > 0
 
 
-# mini-swe-agent needs an environment with a shell; the prompts of codex are 32,000 tokens of a tiny model's, too many for a CPU.
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("codex", "mini-swe-agent")])
+@pytest.mark.parametrize("name", ["langgraph", "openai-agents", "smolagents"])
 def test_so_does_one_for_an_unchanged_agent_of_another_project(name, uncut, in_shared_ray, tmp_path):
     if name != "openai-agents" and not uncut:
         pytest.skip("takes a minute; set AGENTGYM_TEST_ALL to run it")
     installed(name)
-    words = ["engine=embedded", f"agent={name}", "sft.episodes=32", "engine.max_model_len=16384"]
+    words = [*FROZEN_LAKE, "engine=embedded", f"agent={name}", "sft.episodes=32", "engine.max_model_len=16384"]
     words += ["algorithm.group_size=2", "trainer.groups_per_step=2", "agent.incomplete=true", "agent.max_turns=6"]
     _, trajectories, _ = trained(tmp_path, in_shared_ray, *words)
     assert len(trajectories) == 8
+
+
+def worked(folder, shared_ray, name, answers, *words):
+    """`trained` for an agent that works in a shell, with a model that gives these answers."""
+    installed(name)
+    model = build_working(folder / "model", answers, max_len := 20_000)
+    words = [
+        "+env=working_agents:Number",
+        f"model.path={model}",
+        f"engine.max_model_len={max_len}",
+        f"agent={name}",
+        *words,
+    ]
+    words += [
+        "algorithm.group_size=2",
+        "trainer.groups_per_step=2",
+        "trainer.eval_episodes=1",
+        "sampling.max_tokens=20",
+    ]
+    found, trajectories, rows = trained(folder, shared_ray, *words, "agent.incomplete=true", "agent.max_turns=5")
+    assert len(trajectories) == 8
+    assert not any(t.metadata["agent"].get("killed") for t in trajectories), "each has ended by itself, at a limit too"
+    names = []
+    for t in trajectories:
+        actions = [step["action"] for step in t.metadata["steps"]]
+        calls = [call["function"] for action in actions for call in action.get("tool_calls") or ()]
+        commands = [json.loads(call["arguments"]).get("command") for call in calls]
+        written = [COMMANDS.index(command) + 1 for command in commands if command in COMMANDS[:2]]
+        assert t.reward == (written[-1:] == [int(t.task_id[-1])]), "what is in the file is judged"
+        names += [call["name"] for call in calls]
+    assert set(names) == {"bash", "submit"}
+    return found, trajectories, rows
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.sandbox
+@pytest.mark.timeout(900)
+def test_so_does_one_for_codex_whose_episodes_may_go_on_over_an_update(in_shared_ray, tmp_path):
+    """Episodes of the second step begin with the first weights, and go on with the second ones."""
+    words = ["engine=vllm", "algorithm=decoupled_ppo", "trainer.staleness=1", "env.kwargs.late=4"]
+    words += ["engine.max_concurrent=4"]  # so that the first four are those of the first step
+    words += [f"env.kwargs.update={tmp_path}/run/trajectories/train-000001.jsonl"]
+    _, trajectories, rows = worked(tmp_path, in_shared_ray, "codex", in_calls(), *words)
+    versions = [[set(turn.tokens.versions) for turn in t.turns] for t in trajectories]
+    assert all(len(told) == 1 for turns in versions for told in turns)
+    assert [{0}, {1}] in [turns[:2] for turns in versions], versions
+    assert any({0, 1} <= set(row.versions) for row in rows), "and one row has tokens of both"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.timeout(900)
+def test_so_does_one_for_mini_swe_agent_in_a_shell(in_shared_ray, tmp_path):
+    worked(tmp_path, in_shared_ray, "mini-swe-agent", in_blocks(), "engine=embedded", "engine.batch_wait=1")

@@ -282,7 +282,7 @@ def test_more_workers_or_servers_than_gpus(tmp_path, monkeypatch):
     [
         ("trainer.staleness=1", "set trainer.staleness=0"),
         ("engine.tensor_parallel=2", "set engine.tensor_parallel=1"),
-        ("engine.replicas=3", "engine.replicas=3 servers need a device each"),
+        ("engine.replicas=3", "engine.replicas=3 servers need one device each"),
         ("learner.placement=own", "set learner.placement=shared"),
     ],
 )

@@ -323,7 +323,7 @@ def test_pools_that_cannot_be_are_refused():
         "pools.revisit=9: has no effect without pools.groups: set that too, or leave this out"
     ]
     assert refused("pools.groups=2", "trainer.groups_per_step=40000", "trainer.staleness=2") == [
-        "pools.groups=2: frozen_lake has 100000 tasks, and rollouts under way take 120000: "
+        "pools.groups=2: frozen_lake has 100000 tasks, but rollouts in flight take 120000: "
         "lower trainer.groups_per_step, or leave the pools out"
     ]
 

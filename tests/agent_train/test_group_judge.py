@@ -139,7 +139,7 @@ def test_each_group_of_a_step_is_judged_by_itself_and_no_evaluation(tmp_path):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["judge.url=nowhere", "judge.model=m"], "is no URL"),
+        (["judge.url=nowhere", "judge.model=m"], "is not a URL"),
         (["judge.url=http://127.0.0.1:1/v1"], "needs judge.model"),
         (
             ["judge.url=http://127.0.0.1:1/v1", "judge.model=m", "algorithm.group_size=1"],

@@ -91,17 +91,17 @@ def test_the_harder_a_past_policy_the_oftener_it_is_met_and_none_is_forgotten():
     [
         (
             [GAME, "env.players.O=past", "trainer.staleness=1"],
-            "env.players.O=past: all episodes of a step meet the same",
+            "env.players.O=past: all episodes of a step have the same",
         ),
         (
             [GAME, "env.players.O=past", "engine=vllm", "engine.placement=colocated"],
-            "env.players.O=past: its weights are in an engine of the run's own",
+            "env.players.O=past: its weights need an engine that the run starts",
         ),
         ([GAME, "env.players.Y=past"], "env.players.Y: tic_tac_toe_self has no such player, only X, O"),
         ([GAME, "env.players.O=past", "env.players.X=expert"], "env.players: no player of tic_tac_toe_self is left to"),
         ([GAME, "env.players.O=past", "env.past_keep=1"], "env.past_keep=1: must be 2 or more"),
         ([GAME, "env.past_every=5"], "env.past_every=5: has no effect without env.players"),
-        (["+env=frozen_lake", "env.players.O=past"], "env.players.O=past: frozen_lake has no players, but one agent"),
+        (["+env=frozen_lake", "env.players.O=past"], "env.players.O=past: frozen_lake has one agent, not players"),
     ],
 )
 def test_a_past_that_nobody_can_meet_is_refused(words, told):

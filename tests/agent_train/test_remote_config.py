@@ -71,7 +71,7 @@ def test_what_a_tiny_model_reads_and_imitates_is_what_a_local_environment_gives(
 
 def test_mistakes_are_told_in_one_line(url: str) -> None:
     assert problems("env=remote") == "env.url: names no server: set env.url=[http://HOST:PORT/ENV]"
-    assert "'gsm8k' is no URL" in problems("env=remote", "env.url=[gsm8k]")
+    assert "'gsm8k' is not a URL" in problems("env=remote", "env.url=[gsm8k]")
     assert "no server answers" in problems("env=remote", "env.url=[http://127.0.0.1:1/gsm8k]")
     with pytest.raises(ConfigError, match=r"env\.url: needs a list"):
         settings("env=remote", "env.url=http://127.0.0.1:1/gsm8k")

@@ -164,7 +164,7 @@ def test_a_comparison_that_cannot_be_made_is_no_verdict(monkeypatch):
 
 def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setattr(symbolic.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"agentgym-toolkit\[math\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[math\]"):
         symbolic.require_mpmath()
 
 

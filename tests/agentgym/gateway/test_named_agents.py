@@ -60,9 +60,10 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     shell = name == "mini-swe-agent"
     model = ToyModel(context=400_000, sampler=Commands if shell else Calls)
     env = Shell if shell else CountingOn
-    limits = Limits(max_turns=12)
+    limits = Limits(max_turns=3 if shell else 12)  # at its limit it must not ask again for minutes
     trajectory = played(installed(name), tmp_path, env=env, model=model, limits=limits, incomplete=True)
     exact(trajectory, model)
+    assert trajectory.end == ("max_turns" if shell else "terminated")
     told = trajectory.metadata["agent"]
     assert trajectory.agent_failure is None, told
     assert told["share"]["trainable"] == told["share"]["sampled"] > 0, told
@@ -71,6 +72,19 @@ def test_an_unchanged_agent_plays_and_each_of_its_tokens_is_recorded(name, tmp_p
     assert {call["function"]["name"] for calls in actions if calls for call in calls} == {
         env.tools[0]["function"]["name"]
     }
+
+
+def test_an_agent_that_works_by_one_tool_needs_an_environment_with_it():
+    named.check_tools("mini-swe-agent", Shell())
+    named.check_tools("codex", CountingOn())
+    with pytest.raises(ValueError, match="works by a tool 'bash' alone, and CountingOn has count: take an environment"):
+        named.check_tools("mini-swe-agent", CountingOn())
+
+
+def test_an_environment_that_tells_its_tools_in_an_episode_is_not_refused_before():
+    env = Counting()
+    env.tools_at_reset = True
+    named.check_tools("mini-swe-agent", env)
 
 
 def test_an_agent_that_cannot_be_installed_is_refused_with_the_reason(tmp_path, monkeypatch):
