@@ -1,9 +1,10 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Three games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Four games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
-against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. All runs of a seed start
-from the same warm start, which is made once, and play as many episodes.
+against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
+tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
+All runs of a game and a seed start from the same warm start, which is made once, and learn from as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
 checkpoint. Records, pictures and table go to --out, the run folders to --runs. Only what is there is drawn.
@@ -32,6 +33,17 @@ LAMBDA = ("algorithm.advantage.lam=0.99",)
 # A smaller step than the default job's, since these are compared with each other and not with a goal.
 SMALLER = ("trainer.groups_per_step=12",)
 SMALLER_NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=96")
+# The model and its warm start in tic-tac-toe: it knows the rules and plays badly, on either side.
+PLAYER = (
+    "+env=tic_tac_toe_self",
+    *("model.tiny.hidden=192", "model.tiny.heads=6", "model.tiny.intermediate=576", "model.tiny.layers=2"),
+    *("sft.episodes=2048", "sft.mistakes=0.4", "sft.batch_rows=16", "sft.lr=1.5e-3", "sampling.max_tokens=4"),
+)
+PAST = ("env.players.O=past", "env.past_every=5")
+GAMES = (
+    *("algorithm.updates_per_step=4", "algorithm.proximal=behaviour", "learner.lr=1.0e-3", "learner.schedule=linear"),
+    *("sampling.max_tokens=4", "trainer.steps=20", "trainer.eval_episodes=400"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Curve:
     name: str
     game: str
     settings: tuple[str, ...]
+    env: str = "frozen_lake"
 
 
 CURVES = (
@@ -62,8 +75,18 @@ CURVES = (
         )
         for bound in (0, 1, 2, 4, 8)
     ),
+    Curve(
+        "game-perfect",
+        "self_play",
+        ("env.kwargs.opponent=minimax", "trainer.groups_per_step=16", *GAMES),
+        "tic_tac_toe",
+    ),
+    # A game of self-play is two episodes to learn from: half as many games.
+    Curve("game-self", "self_play", ("trainer.groups_per_step=8", *GAMES), "tic_tac_toe_self"),
+    Curve("game-past", "self_play", (*PAST, "trainer.groups_per_step=16", *GAMES), "tic_tac_toe_self"),
 )
-ALWAYS = ("+env=frozen_lake", "engine=embedded", "learner.workers=1")
+ALWAYS = ("engine=embedded", "learner.workers=1")
+WARM_STARTS = {"self_play": PLAYER}  # by game; of the others, the default job's
 
 
 def train(settings: list[str], log: Path) -> None:
@@ -81,15 +104,16 @@ def train(settings: list[str], log: Path) -> None:
         raise SystemExit(f"agent-train {' '.join(settings)} failed, see {log}:\n{last}")
 
 
-def warm_start(seed: int, runs: Path, more: list[str]) -> Path:
-    """The model that all runs of a seed start from: the job's tiny one after its imitation of the expert."""
-    name = f"warm-seed{seed}"
+def warm_start(game: str, seed: int, runs: Path, more: list[str]) -> Path:
+    """The model that all runs of a game and a seed start from: the job's tiny one after its imitation of the expert."""
+    own = WARM_STARTS.get(game, ("+env=frozen_lake",))
+    name = f"warm-{game}-seed{seed}" if game in WARM_STARTS else f"warm-seed{seed}"
     folder = runs / name / "checkpoints" / "step-000000"
     if not (folder / "manifest.json").exists():
-        print(f"warm start of seed {seed}", flush=True)
+        print(name, flush=True)
         short = ["trainer.steps=1", "trainer.groups_per_step=1", "trainer.eval_episodes=1"]
         named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", "trainer.resume=auto"]
-        train([*ALWAYS, *short, *more, *named], runs / f"{name}.log")
+        train([*own, *ALWAYS, *short, *more, *named], runs / f"{name}.log")
     return folder
 
 
@@ -99,11 +123,11 @@ def run(curve: Curve, seed: int, out: Path, runs: Path, more: list[str]) -> None
     record = out / f"{name}.json"
     if record.exists():
         return
-    start = warm_start(seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
+    start = warm_start(curve.game, seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
     print(f"{name}: {' '.join(curve.settings)}", flush=True)
     named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", f"trainer.record={record}"]
     begun = [f"model.path={start}", "sft.episodes=0", "trainer.resume=auto"]
-    train([*ALWAYS, *curve.settings, *more, *begun, *named], runs / f"{name}.log")
+    train([f"+env={curve.env}", *ALWAYS, *curve.settings, *more, *begun, *named], runs / f"{name}.log")
 
 
 def records_of(curve: Curve, out: Path) -> list[dict[str, Any]]:
@@ -151,13 +175,18 @@ def table(out: Path) -> str:
 
 
 def summary(out: Path) -> str:
-    """A line for each recipe: the mean over its seeds at the end, the least and the most."""
-    lines = ["| game | recipe | seeds | end, mean | least | most |", "|---|---|---|---|---|---|"]
+    """A line for each recipe: the means over its seeds at the start and the end, its least and most at the end, and the minutes."""
+    lines = [
+        "| game | recipe | seeds | start, mean | end, mean | least | most | minutes, mean |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for curve in CURVES:
-        ends = [record["end"] for record in records_of(curve, out)]
-        if ends:
+        if records := records_of(curve, out):
+            start, end, minutes = (statistics.fmean(one[key] for one in records) for key in ("start", "end", "minutes"))
+            ends = [record["end"] for record in records]
             lines.append(
-                f"| {curve.game} | {curve.name} | {len(ends)} | {statistics.fmean(ends):.1%} | {min(ends):.1%} | {max(ends):.1%} |"
+                f"| {curve.game} | {curve.name} | {len(ends)} | {start:.1%} | {end:.1%} | {min(ends):.1%} | {max(ends):.1%}"
+                f" | {minutes:.0f} |"
             )
     return "\n".join(lines)
 

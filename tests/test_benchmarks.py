@@ -199,7 +199,7 @@ def test_curves_of_runs_that_are_there(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "table.md").read_text()
-    assert "| frozen_lake | grpo | 2 | 85.0% | 80.0% | 90.0% |" in table
+    assert "| frozen_lake | grpo | 2 | 45.0% | 85.0% | 80.0% | 90.0% | 2 |" in table
     assert "| frozen_lake | grpo | 0 | 50.0% | 90.0% | 92.0% | 10 | 2 |" in table
     assert "| turn_rewards | turns-gae | 0 | 50.0% | 70.0% | 70.0% | never | 2 |" in table
     assert "grpo, 2 seeds" in (tmp_path / "frozen_lake.svg").read_text()
