@@ -36,6 +36,7 @@ from agent_train.report.curves import Series, curves_svg
 
 HERE = Path(__file__).parent
 SIDES = ("agentgym", "TRL")
+JOB = ("+env=frozen_lake", *ALWAYS)
 HELD_OUT = 200
 ROWS = 16  # of TRL's forward passes: of 8, 16 and 32 what took the least CPU
 EVERY = 4  # steps between the weights that are evaluated
@@ -127,7 +128,7 @@ def success(weights: Path, start: Path, seed: int) -> float:
     from agent_train.rollout.renderer import Renderer
     from agent_train.trainer.rl import sampler_of
 
-    config = compose([*ALWAYS, f"model.path={start}", f"trainer.seed={seed}"])
+    config = compose([*JOB, f"model.path={start}", f"trainer.seed={seed}"])
     spec = env_spec(config)
 
     async def evaluate() -> float:
@@ -146,9 +147,9 @@ def run(side: str, seed: int, steps: int, out: Path, runs: Path) -> None:
     path = out / f"{name}.json"
     if path.exists():
         return
-    start = warm_start(seed, runs, [])
+    start = warm_start("frozen_lake", seed, runs, [])
     print(f"{name}: trains", flush=True)
-    settings = [*ALWAYS, *SETTINGS, f"model.path={start}", f"trainer.seed={seed}", f"trainer.steps={steps}"]
+    settings = [*JOB, *SETTINGS, f"model.path={start}", f"trainer.seed={seed}", f"trainer.steps={steps}"]
     shutil.rmtree(runs / name, ignore_errors=True)
     ours = side == "agentgym"
     readings, spans, tokens = (train_ours if ours else train_trl)(settings, runs, name)
