@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentgym.gateway import chat
 from agentgym.gateway.calls import TEXT, ModelCall, Refused
+from agentgym.gateway.chat import events as chat_events
+from agentgym.gateway.chat import whole as chat_whole
 from agentgym.gateway.episodes import Episode, Exchange
 from agentgym.gateway.forms import Body, Events, call_of
 
@@ -23,12 +24,12 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
 
 
 def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
-    return _text_alone(chat.whole(body, exchange))
+    return _text_alone(chat_whole(body, exchange))
 
 
 def events(body: Body, exchange: Exchange, step: str, answer: int, block: int, *data: Any) -> Events:
     if (step == "delta" and data[0] == TEXT) or step in ("failed", "end"):
-        for name, value in chat.events(body, exchange, step, answer, block, *data):
+        for name, value in chat_events(body, exchange, step, answer, block, *data):
             yield name, _text_alone(value) if "choices" in value else value
 
 
