@@ -24,8 +24,12 @@ from typing import Any, cast
 
 from aiohttp import web
 
+import agentgym.gateway.anthropic as anthropic  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.chat as chat  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.completions as completions  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.mcp as mcp  # noqa: PLR0402 - the package imports this module
+import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package imports this module
 from agentgym.core.messages import assistant
-from agentgym.gateway import anthropic, chat, completions, mcp, responses
 from agentgym.gateway.calls import Backend, ModelAnswer, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import DAY_SECONDS, Episode, Exchange, Limits
 from agentgym.gateway.streams import Stream
