@@ -173,9 +173,7 @@ class Sampler:
     memory: MemoryConfig | None = None  # of every episode
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
-    past: Mapping[str, Engine] = field(
-        default_factory=dict
-    )  # by player: the engine with the earlier weights that play it
+    past: Mapping[str, Engine] = field(default_factory=dict)  # by player: the engine with its earlier weights
     judge: GroupJudge | None = None  # of every group
 
     def __post_init__(self) -> None:

@@ -10,5 +10,16 @@ from agentgym.gateway.server import Gateway
 from agentgym.gateway.tree import Call
 from agentgym.gateway.upstream import Passed, Upstream
 
-__all__ = ["Backend", "Call", "Episode", "Gateway", "Limits", "ModelAnswer", "ModelCall", "Passed", "Refused"]
-__all__ += ["Settings", "Upstream"]
+__all__ = [
+    "Backend",
+    "Call",
+    "Episode",
+    "Gateway",
+    "Limits",
+    "ModelAnswer",
+    "ModelCall",
+    "Passed",
+    "Refused",
+    "Settings",
+    "Upstream",
+]

@@ -60,7 +60,8 @@ class Upstream:
         self.models, self.exact = [name], cards[name].get("owned_by") == "vllm"
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
-        chats, asked = call.prompt is None, dict[str, Any](prompt=call.prompt)
+        chats = call.prompt is None
+        asked: dict[str, Any] = {"prompt": call.prompt}
         if chats:
             asked = {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
         body = {"model": self.models[0], **self._defaults, **call.used, **asked}
@@ -80,10 +81,11 @@ class Upstream:
         message = {**assistant(""), **{name: value for name, value in reply.message.items() if value}}
         if "reasoning" in message:
             message["reasoning_content"] = message.pop("reasoning")
-        stop = stop if isinstance(stop := choice.get("stop_reason"), str) else None
+        stop = choice.get("stop_reason")
         more = {"logprobs": choice.get("logprobs")} if "logprobs" in call.used else {}
         reason = reply.finish_reason or "stop"
-        return ModelAnswer(message, _tokens(record, reason), reply.usage, reason, stop, more)
+        stopped = stop if isinstance(stop, str) else None  # else the id of a token
+        return ModelAnswer(message, _tokens(record, reason), reply.usage, reason, stopped, more)
 
     async def count(self, call: ModelCall) -> int:
         if not self.exact:
