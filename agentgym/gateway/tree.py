@@ -6,10 +6,12 @@ Ids are kept as bytes, and only those that the parent does not have.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 from agentgym.core.messages import Message
@@ -19,6 +21,9 @@ from agentgym.gateway.calls import ModelAnswer, ModelCall
 _WIDTH = 4  # bytes of an id
 # Why tokens cannot be trained on. A setting that was honoured goes by its own name.
 NO_IDS, UNDELIVERED, INCOMPLETE = "no token ids", "undelivered", "incomplete episode"
+_NOWHERE, _START, _BARE = -1, 0, 1  # the last two are before any message: of conversations, and without system messages
+_FEW = 8  # siblings that are quicker tried one by one
+_ids_of = attrgetter("ids")
 
 
 def _packed(ids: Sequence[int]) -> bytes:
@@ -41,8 +46,10 @@ class Call:
     why: str | None = None  # why the prompt's ids do not go on from those of `after`, or of any call
 
     def __post_init__(self) -> None:
-        self.children: list[Call] = []
+        self.children: list[Call] = []  # sorted by ids
         self.followers: list[Call] = []  # the other side of `after`
+        self.place = _START  # behind its answer
+        self.added = 0  # how many were added by then
         # Tokens up to the last one sampled, and messages up to the answer.
         self.depth: int = (self.parent.depth if self.parent else 0) + len(self.ids) // _WIDTH
         self.length: int = (self.after.length if self.after else 0) + len(self.asked.messages) + 1
@@ -94,18 +101,41 @@ class Call:
 
 @dataclass
 class Tree:
-    """The answered calls of an episode, by their numbers."""
+    """The answered calls of an episode, by their numbers. Behind the same messages all conversations are at the same place."""
 
     calls: dict[int, Call] = field(default_factory=dict)
-    roots: list[Call] = field(default_factory=list)
-    openings: list[Call] = field(default_factory=list)  # roots by messages
+    roots: list[Call] = field(default_factory=list)  # sorted by ids
+    _places: dict[tuple[int, Hashable], int] = field(default_factory=dict)  # behind a place and a message
+    _asked: dict[int, list[Call]] = field(default_factory=dict)  # whose prompt ends at a place
+    _said: dict[int, Call] = field(default_factory=dict)  # whose answer does; of several the first
 
     def add(self, call: Call) -> None:
         self.calls[call.number] = call
+        call.added = len(self.calls)
         if call.ids:
-            (call.parent.children if call.parent else self.roots).append(call)
-        if call.asked.messages:
-            (call.after.followers if call.after else self.openings).append(call)
+            insort(call.parent.children if call.parent else self.roots, call, key=_ids_of)
+        if new := call.asked.messages:
+            asked = self._put(new, call.after.place if call.after else _START)
+            call.place = self._put([call.answer.message], asked)
+            self._said[call.place] = min(call, self._said.get(call.place, call), key=lambda each: each.number)
+            self._asked.setdefault(asked, []).append(call)
+            if call.after:
+                call.after.followers.append(call)
+            else:
+                self._asked.setdefault(self._put(_without_system(new), _BARE), [])
+
+    def _put(self, messages: Sequence[Message], place: int) -> int:
+        for message in messages:
+            place = self._places.setdefault((place, _key(message)), len(self._places) + 2)
+        return place
+
+    def _along(self, messages: Sequence[Message], place: int) -> Iterator[int]:
+        """The places behind each of the messages that follow a place, as far as calls have been there."""
+        for message in messages:
+            place = self._places.get((place, _key(message)), _NOWHERE)
+            if place == _NOWHERE:
+                return
+            yield place
 
     def read(self, record: Mapping[str, Any]) -> Call:
         """A call as `to_json` wrote it, not added yet. Raises KeyError, TypeError, ValueError for another record."""
@@ -135,24 +165,19 @@ class Tree:
 
     def longest(self, prompt: bytes) -> Call | None:
         """The call whose tokens are the longest beginning of a prompt; of several the first."""
-        found, left = [], list(self.roots)
+        found, left = [], [(self.roots, 0)]
         while left:
-            call = left.pop()
-            if prompt.startswith(call.ids, call.depth * _WIDTH - len(call.ids)):
-                found.append(call)
-                left += call.children
+            siblings, start = left.pop()
+            near = siblings if len(siblings) <= _FEW else _beginnings(siblings, prompt[start:])
+            fitting = [call for call in near if prompt.startswith(call.ids, start)]
+            found += fitting
+            left += [(call.children, call.depth * _WIDTH) for call in fitting]
         return min(found, key=lambda call: (-call.depth, call.number), default=None)
 
     def last_said(self, messages: Sequence[Message]) -> Call | None:
         """The call whose messages and answer are the longest beginning of these messages; of several the first."""
-        found, left = [], list(self.openings)
-        while left:
-            call = left.pop()
-            said, new = call.length - 1, call.asked.messages
-            if messages[said : said + 1] == [call.answer.message] and messages[said - len(new) : said] == new:
-                found.append(call)
-                left += call.followers
-        return min(found, key=lambda call: (-call.length, call.number), default=None)
+        said = [self._said[place] for place in self._along(messages, _START) if place in self._said]
+        return said[-1] if said else None
 
     def share(self, undelivered: Collection[int] = (), incomplete: bool = False) -> dict[str, Any]:
         """Sampled tokens, those that can be trained on, why the others cannot, and why prompts did not go on from calls before."""
@@ -166,22 +191,48 @@ class Tree:
 
     def _why(self, made: Call) -> str | None:
         """Why the ids of a prompt go on from no call, or not from those of the call that its messages go on from."""
-        line, new, after = set(made.line("parent")), made.asked.messages, made.after
-        if after is not None and after.ids and after not in line:
+        new, after = made.asked.messages, made.after
+        if after is not None and after.ids and after not in made.line("parent"):
             return "tools changed" if made.tools != after.tools else _change(after.answer.message, "re-tokenised")
-        for call in reversed(after.followers if after else self.openings):
+        ends = self._along(new, after.place if after else _START)
+        asked = [call for place in ends for call in self._asked.get(place, ()) if call.after is after]
+        for call in sorted(asked, key=lambda call: call.added, reverse=True):
             place, said = len(call.asked.messages), call.answer.message
-            if call not in line and new[:place] == call.asked.messages:
+            if call not in made.line("parent"):
                 # Asked again, or the client wrote otherwise what the call said.
                 return _change(said, "earlier message edited", new[place]) if len(new) > place else None
         if made.parent is not None or not self.calls:
             return None
-        own = [message for message in new if message["role"] != "system"]
-        for call in self.openings:
-            rest = [message for message in call.asked.messages if message["role"] != "system"]
-            if own[: len(rest)] == rest:
-                return "system prompt changed"
-        return "new conversation"
+        bare = (_BARE, *self._along(_without_system(new), _BARE))
+        return "system prompt changed" if any(place in self._asked for place in bare) else "new conversation"
+
+
+def _beginnings(siblings: Sequence[Call], ids: bytes) -> Iterator[Call]:
+    """Those of siblings, sorted by ids, whose ids are a beginning of these."""
+    end = len(siblings)
+    while end := bisect_right(siblings, ids, hi=end, key=_ids_of):
+        end -= 1
+        near = siblings[end].ids
+        if ids.startswith(near):
+            yield siblings[end]
+        else:  # the others are a beginning of both
+            size = min(len(near), len(ids))
+            rest = int.from_bytes(near[:size], "big") ^ int.from_bytes(ids[:size], "big")
+            ids = ids[: size - (rest.bit_length() + 7) // 8]
+
+
+def _key(value: Any) -> Hashable:
+    """The same for equal values of JSON alone, whose texts it does not copy."""
+    if not isinstance(value, dict):
+        return tuple(map(_key, value)) if isinstance(value, list) else value
+    try:
+        return frozenset(value.items())
+    except TypeError:  # it has lists or objects
+        return frozenset(zip(value, map(_key, value.values()), strict=True))
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message["role"] != "system"]
 
 
 def _change(said: Message, otherwise: str, mine: Message | None = None) -> str:

@@ -92,6 +92,75 @@ def test_a_record_whose_calls_do_not_fit_together_is_refused():
         again.read({**record, "shared": 2})
 
 
+# ---- any messages, looked up as by looking at all calls
+
+SAID = [said("x"), said("x", tool_calls=[]), said("", reasoning_content="hm"), said([{"type": "text", "text": "x"}])]
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "system", "content": "t"}, user("x"), user("y"), *SAID]
+
+
+@st.composite
+def answered_calls(draw):
+    """Messages, answers and ids, of which many begin as others, and the numbers of their calls."""
+    calls = []
+    for _ in range(draw(st.integers(1, 24))):
+        before = draw(st.sampled_from([*(call[:4] for call in calls), ([], [], [], [])]))
+        messages = [*before[0], *before[1], *draw(st.lists(st.sampled_from(MESSAGES), max_size=3))]
+        calls.append((messages, [draw(st.sampled_from(SAID))], before[2] + before[3] + draw(SHORT), draw(SHORT)))
+    return draw(st.permutations(calls)), draw(st.permutations(range(len(calls))))
+
+
+def begins(whole, part):
+    return whole[: len(part)] == part
+
+
+def best(calls, size):
+    return min(calls, key=lambda call: (-size(call), call.number), default=None)
+
+
+def last_said_by_hand(calls, messages):
+    fitting = [
+        each for each in calls if each.asked.messages and begins(messages, [*each.conversation(), each.answer.message])
+    ]
+    return best(fitting, lambda call: len(call.conversation()))
+
+
+def longest_by_hand(calls, prompt):
+    def whole(call):
+        return call.tokens().prompt_ids + call.tokens().completion_ids
+
+    return best([each for each in calls if begins(prompt, whole(each))], lambda call: len(whole(call)))
+
+
+def forked_by_hand(calls, made):
+    """Whether the prompt of a call goes on from none, and whether a prompt differs from it by system messages alone."""
+
+    def own(messages):
+        return [message for message in messages if message["role"] != "system"]
+
+    again = [each for each in calls if each.after is made.after and each.asked.messages]
+    again = [
+        each for each in again if begins(made.asked.messages, each.asked.messages) and each not in made.line("parent")
+    ]
+    if made.parent is not None or (made.after and made.after.ids) or again or not calls:
+        return None
+    openings = [each for each in calls if each.after is None and each.asked.messages]
+    found = any(begins(own(made.asked.messages), own(each.asked.messages)) for each in openings)
+    return "system prompt changed" if found else "new conversation"
+
+
+@settings(deadline=None, max_examples=300)
+@given(answered_calls())
+def test_calls_are_found_as_by_looking_at_all_of_them(drawn):
+    tree, before = Tree(), []
+    for number, (messages, (answer,), prompt, ids) in zip(drawn[1], drawn[0], strict=True):
+        made = grow(tree, number, messages, answer, prompt, ids)
+        assert made.after is last_said_by_hand(before, messages)
+        assert made.parent is longest_by_hand(before, prompt)
+        why = made.why if made.why in ("system prompt changed", "new conversation") else None
+        assert why == forked_by_hand(before, made)
+        before.append(made)
+
+
 # ---- why a prompt does not go on
 
 
