@@ -127,7 +127,7 @@ class Episode:
             why = f"has ended: {self.ended}" if self.ended is not None else f"has reached its limit of {self.limit}"
             raise Refused(403, f"the episode {why}", "episode_over")
         same = self._by_digest.setdefault(digest, [])
-        turn = next(n for n in range(len(same) + 1) if all(each.turn != n for each in same))
+        turn = min({*range(len(same) + 1)} - {each.turn for each in same})
         for place, call in enumerate(asked if self.seed is not None else ()):
             seed = hashlib.blake2b(f"{self.seed}/{digest}/{turn}/{place}".encode(), digest_size=7)
             call.used["seed"] = int.from_bytes(seed.digest())

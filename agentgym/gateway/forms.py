@@ -53,7 +53,7 @@ def call_of(body: Body, apart: Collection[str], messages: list[Message], **more:
 
 def plain_message(given: Any, where: str) -> Message:
     """A chat message as messages are compared: without empty fields, a lone part of text as text. Raises `Refused`."""
-    message: Message = {name: value for name, value in given.items() if value not in (None, [], {}, "")}
+    message: Message = {name: value for name, value in given.items() if value or value == 0}
     if message.get("role") == "developer":
         message["role"] = "system"
     content = given.get("content")

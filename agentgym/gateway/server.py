@@ -51,8 +51,7 @@ _MCP = "/mcp"
 _COUNT, _MODELS, _EMBEDDINGS, _EPISODES = "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/v1/episodes"
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # How an answer is wanted, which is no part of what is asked.
-_MANNER = rb'"stream(?:_options)?"\s*:\s*(?:true|false|null|\{[^}]*\})'
-_MANNERS = re.compile(rb",\s*" + _MANNER + rb"|" + _MANNER + rb"\s*,")
+_MANNERS = re.compile(rb'"stream(?:_options)?"\s*:\s*(?:true|false|null|\{[^}]*\})\s*,?\s*')
 _log = logging.getLogger("agentgym.gateway")
 
 
@@ -294,7 +293,10 @@ class Gateway:
         await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionError("the client has gone")
-        digest = hashlib.blake2b(path.encode() + _MANNERS.sub(b"", raw), digest_size=16).hexdigest()
+        asked = _MANNERS.sub(b"", raw)
+        if (head := asked.rstrip()[:-1].rstrip()).endswith(b","):  # the last was left out
+            asked = head[:-1] + b"}"
+        digest = hashlib.blake2b(path.encode() + asked, digest_size=16).hexdigest()
         key, again = request.headers.get("Idempotency-Key"), request.headers.get("x-stainless-retry-count", "0") != "0"
         streams, protocol, client = body.get("stream") is True, _PROTOCOLS[path], cast(Connection, request.protocol)
         exchange = episode.find(digest, again, key)
@@ -331,8 +333,10 @@ class Gateway:
 
     async def _sample(self, episode: Episode, exchange: Exchange, path: str) -> None:
         """Answer an exchange and record it, whether or not its client stays."""
-        tools = exchange.asked[0].tools
-        digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest() if tools else ""
+        tools, after = exchange.asked[0].tools, exchange.asked[0].after
+        digest = after.tools if after is not None else ""
+        if tools != self.schemas.get(digest, []):
+            digest = hashlib.blake2b(json.dumps(tools).encode(), digest_size=12).hexdigest() if tools else ""
         try:
             asked = [self._call(episode, exchange, digest, *each) for each in enumerate(exchange.asked)]
             calls = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)  # a task takes its time
