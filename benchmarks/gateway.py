@@ -1,11 +1,13 @@
 """What the gateway adds to a call: beside asking the engine itself, and beside another recording proxy of this field, LiteLLM's.
 
-The engine is instant: it looks at nothing and always says the same 12 tokens, so all that is measured is on the way. With `--vllm`
+The engine is instant: it always says the same 12 tokens, so all that is measured is on the way. Episodes are conversations of
+8 turns, as of agents, or of one turn: then all calls of a connection are unrelated calls of one episode, thousands. With `--vllm`
 a tiny model behind vLLM on the CPU is a second one. The load asks over plain sockets, each connection anew as soon as it has its
 answer. LiteLLM records each call by a callback that appends a line to a file, without syncing it; it is installed from the package
 index into a virtual environment of its own in the user's cache, on the first run. CPU time is that of the side's process alone.
 
-python benchmarks/gateway.py [--out FILE.json] [--connections 1,32] [--seconds 3] [--rounds 3] [--sides SIDE,...] [--vllm] [--folder DIR]
+python benchmarks/gateway.py [--out FILE.json] [--connections 1,32] [--turns 8,1] [--seconds 3] [--rounds 3] [--sides SIDE,...]
+                             [--vllm] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
+import operator
 import os
 import platform
 import shutil
@@ -89,10 +93,10 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def measure(side: dict[str, Any], connections: int, stream: bool, seconds: float) -> dict[str, float]:
-    command = [sys.executable, PARTS / "load.py", side["url"], connections, seconds, int(stream), side["model"]]
-    before, began = cpu_seconds(side["pid"]), time.perf_counter()
-    done = subprocess.run([*map(str, command), ",".join(side["keys"])], capture_output=True, text=True, check=False)
+def measure(side: dict[str, Any], connections: int, turns: int, stream: bool, seconds: float) -> dict[str, float]:
+    command = [sys.executable, PARTS / "load.py", side["url"], connections, seconds, int(stream), side["model"], turns]
+    before, began, keys = cpu_seconds(side["pid"]), time.perf_counter(), " ".join(side["keys"])
+    done = subprocess.run(list(map(str, command)), input=keys, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:
         raise SystemExit(f"the load on {side['url']} failed: {done.stdout} {done.stderr}")
     told = json.loads(done.stdout)
@@ -105,42 +109,52 @@ def measure(side: dict[str, Any], connections: int, stream: bool, seconds: float
 
 def rows_of(args: argparse.Namespace, engine: dict[str, Any], folder: Path, of: str) -> list[dict[str, Any]]:
     """The best of the rounds of each side; all sides run in turn in every round."""
-    found: dict[tuple[str, int, bool], list[dict[str, float]]] = {}
+    found: dict[tuple[str, int, int, bool], list[dict[str, float]]] = {}
     with contextlib.ExitStack() as stack:
         sides = {"engine": engine}
         wanted = [name for name in args.sides if name != "engine" and (of == "instant" or name != "inside")]
         sides |= {name: stack.enter_context(side_of(name, folder, engine)) for name in wanted}
         for _ in range(args.rounds):
-            for connections in args.connections:
-                for stream in (False, True):
-                    for name, side in sides.items():
-                        taken = measure(side, connections, stream, args.seconds)
-                        found.setdefault((name, connections, stream), []).append(taken)
+            for kind in itertools.product(args.connections, args.turns, (False, True)):
+                for name, side in sides.items():
+                    found.setdefault((name, *kind), []).append(measure(side, *kind, args.seconds))
     rows = []
-    for (name, connections, stream), rounds in found.items():
+    for (name, connections, turns, stream), rounds in found.items():
         best = {part: (max if part == "calls_per_second" else min)(each[part] for each in rounds) for part in rounds[0]}
-        rows.append({"engine": of, "side": name, "connections": connections, "stream": stream, **best})
+        about = {"engine": of, "side": name, "connections": connections, "turns": turns, "stream": stream}
+        rows.append({**about, **best})
     return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    direct = {(r["engine"], r["connections"], r["stream"]): r for r in rows if r["side"] == "engine"}
-    print(
-        "\n| engine | connections | stream | side | median ms (added) | p99 ms | calls/s | CPU us/call |\n|---|---|---|---|---|---|---|---|"
+    kind = operator.itemgetter("engine", "connections", "turns", "stream")
+    direct = {kind(row): row["median_ms"] for row in rows if row["side"] == "engine"}
+    names = (
+        "engine",
+        "connections",
+        "turns",
+        "stream",
+        "side",
+        "median ms (added)",
+        "p99 ms",
+        "calls/s",
+        "CPU us/call",
     )
+    print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for row in rows:
-        added = row["median_ms"] - direct[row["engine"], row["connections"], row["stream"]]["median_ms"]
-        print(
-            f"| {row['engine']} | {row['connections']} | {'yes' if row['stream'] else 'no'} | {row['side']}"
-            f" | {row['median_ms']:.2f} ({added:+.2f}) | {row['p99_ms']:.1f} | {row['calls_per_second']:,.0f} | {row['cpu_us']:.0f} |"
-        )
-    ours = [row for row in rows if row["side"] == "inside" and not row["stream"]]
-    if ours:
-        least, most = min(row["median_ms"] for row in ours), max(row["calls_per_second"] for row in ours)
-        print(
-            f"\nmedian added, one connection: {least:.2f} ms, goal {GOAL_MS:g}: {'met' if least < GOAL_MS else 'MISSED'}"
-        )
-        print(f"calls/s: {most:,.0f}, goal {GOAL_CALLS:,}: {'met' if most >= GOAL_CALLS else 'MISSED'}")
+        median = f"{row['median_ms']:.2f} ({row['median_ms'] - direct[kind(row)]:+.2f})"
+        numbers = f"{row['p99_ms']:.1f} | {row['calls_per_second']:,.0f} | {row['cpu_us']:.0f}"
+        about = f"{row['engine']} | {row['connections']} | {row['turns']} | {'yes' if row['stream'] else 'no'}"
+        print(f"| {about} | {row['side']} | {median} | {numbers} |")
+    for turns in sorted({row["turns"] for row in rows}, reverse=True):
+        ours = [row for row in rows if (row["side"], row["turns"], row["stream"]) == ("inside", turns, False)]
+        if ours:
+            least, most = min(row["median_ms"] for row in ours), max(row["calls_per_second"] for row in ours)
+            met = "met" if least < GOAL_MS else "MISSED", "met" if most >= GOAL_CALLS else "MISSED"
+            print(
+                f"\nturns {turns}: median of a call inside, engine and all: {least:.2f} ms, goal {GOAL_MS:g}: {met[0]}"
+            )
+            print(f"calls/s: {most:,.0f}, goal {GOAL_CALLS:,}: {met[1]}")
 
 
 def sync_ms(folder: Path) -> float:
@@ -158,7 +172,9 @@ def sync_ms(folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--connections", type=lambda text: [int(word) for word in text.split(",")], default=[1, 32])
+    numbers = {"type": lambda text: [int(word) for word in text.split(",")]}
+    parser.add_argument("--connections", **numbers, default=[1, 32])
+    parser.add_argument("--turns", **numbers, default=[8, 1], help="of the conversations (default: 8,1)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the best counts (default: 3)")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """What the gateway's benchmark measures against, each a process that prints its port: python serve.py SIDE [FOLDER [ENGINE_URL]]
 
-engine    an instant engine: an OpenAI-compatible endpoint that looks at nothing and always says the same, with token ids
+engine    an instant engine: an OpenAI-compatible endpoint that counts the messages and always says the same, with token ids
 inside    the gateway with that answer from a backend in its own process, as a trainer's engine is
 upstream  the gateway in front of an endpoint
 """
@@ -17,29 +17,45 @@ TEXT = "The answer is forty-two, as it has always been."
 IDS = list(range(100, 112))
 LOGPROBS = [-0.5] * len(IDS)
 PROMPT = list(range(60))
-USAGE = {"prompt_tokens": len(PROMPT), "completion_tokens": len(IDS), "total_tokens": len(PROMPT) + len(IDS)}
+FIRST, MOST = 3, 65  # messages of a conversation's first call, and of the longest one
+EPISODES = 4096
 WORDS = [f" {word}" for word in TEXT.split(" ")]
 TEXT = "".join(WORDS)
 
 
-def instant_engine() -> web.Server:
+def prompt_of(messages: int) -> tuple[list[int], dict[str, int]]:
+    """The ids of a prompt with so many messages, which go on from those of the call before, and the usage."""
+    ids = PROMPT + (IDS + PROMPT[:20]) * ((messages - FIRST) // 2)
+    usage = {"prompt_tokens": len(ids), "completion_tokens": len(IDS), "total_tokens": len(ids) + len(IDS)}
+    return ids, usage
+
+
+def answers_of(messages: int) -> tuple[bytes, list[bytes]]:
+    """An answer in one piece, and as events."""
+    ids, usage = prompt_of(messages)
     made = {"id": "1", "created": 1, "model": "model"}
     told = {"content": [{"token": "x", "logprob": each, "top_logprobs": []} for each in LOGPROBS]}
     choice = {"index": 0, "finish_reason": "stop", "token_ids": IDS, "logprobs": told}
     message = {"role": "assistant", "content": TEXT}
-    head = {**made, "object": "chat.completion", "prompt_token_ids": PROMPT, "usage": USAGE}
+    head = {**made, "object": "chat.completion", "prompt_token_ids": ids, "usage": usage}
     whole = json.dumps({**head, "choices": [{**choice, "message": message}]}).encode()
     chunk = {**made, "object": "chat.completion.chunk"}
     parts = [{**chunk, "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]} for word in WORDS]
-    parts[0]["prompt_token_ids"] = PROMPT
+    parts[0]["prompt_token_ids"] = ids
     parts.append({**chunk, "choices": [{**choice, "delta": {}}]})
-    parts.append({**chunk, "choices": [], "usage": USAGE})
-    events = [f"data: {json.dumps(part)}\n\n".encode() for part in parts] + [b"data: [DONE]\n\n"]
+    parts.append({**chunk, "choices": [], "usage": usage})
+    return whole, [f"data: {json.dumps(part)}\n\n".encode() for part in parts] + [b"data: [DONE]\n\n"]
+
+
+def instant_engine() -> web.Server:
+    answers = {messages: answers_of(messages) for messages in range(FIRST, MOST + 1, 2)}
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "model", "owned_by": "vllm"}]})
-        if b'"stream": true' not in await request.read() and b'"stream":true' not in await request.read():
+        asked = await request.read()
+        whole, events = answers[asked.count(b'"role"')]
+        if b'"stream": true' not in asked and b'"stream":true' not in asked:
             return web.Response(body=whole, content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -61,8 +77,9 @@ class InstantBackend:
         if call.streams:
             for word in WORDS:
                 told("text", word)
+        ids, usage = prompt_of(len(call.messages))
         message = {"role": "assistant", "content": TEXT}
-        return ModelAnswer(message, Tokens(PROMPT, IDS, LOGPROBS, [0] * len(IDS)), dict(USAGE))
+        return ModelAnswer(message, Tokens(ids, IDS, LOGPROBS, [0] * len(IDS)), usage)
 
 
 async def main(side: str, folder: str = "", engine: str = "") -> None:
@@ -78,7 +95,8 @@ async def main(side: str, folder: str = "", engine: str = "") -> None:
             await backend.start()
         gateway = Gateway(backend, folder)
         await gateway.__aenter__()
-        told = {"url": gateway.url, "keys": [(await gateway.open())[1] for _ in range(256)]}
+        opened = await asyncio.gather(*(gateway.open() for _ in range(EPISODES)))
+        told = {"url": gateway.url, "keys": [key for _, key in opened]}
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
