@@ -20,6 +20,7 @@ from agent_train.cluster.placement import visible_gpus
 from agent_train.config.model_folder import context_of, is_tiny
 from agent_train.config.schema import MODES, Config, ConfigError, default_config, first_line, settings
 from agentgym.core.registration import UnknownEnvError, registry, spec
+from agentgym.core.usage_error import more_words
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
@@ -181,7 +182,7 @@ def _check_key(key: str) -> None:
     if inside := [known for known in keys if known.startswith(f"{key}.")]:
         raise ConfigError(f"{key!r} is a section: set one of its keys: {', '.join(inside)}")
     same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    guess = " or ".join(same_leaf) or nearest(key, keys)
+    guess = " or ".join(more_words(key, keys) or same_leaf) or nearest(key, keys)
     raise ConfigError(f"unknown key {key!r}: did you mean {guess}?")
 
 

@@ -158,7 +158,8 @@ async def _until_done(config: Config, opened: OpenRun, tracker: Tracker, stop: S
             if stop.number or restarts > most:
                 raise
             why = first_line(lost)
-        tracker.phase("going back to the last checkpoint")
+        saved = opened.folder.named_latest() is not None
+        tracker.phase("going back to the last checkpoint" if saved else "starting again: there is no checkpoint yet")
         opened = await asyncio.to_thread(go_back, opened, config, command, why)
         newest = opened.folder.named_latest()
         for line in opened.told:

@@ -2,7 +2,10 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+
+_WORD = re.compile(r"[^\W_]+")
 
 
 class UsageError(Exception):
@@ -23,8 +26,14 @@ def nearest(word: object, known: Iterable[object]) -> str:
     names = [str(name) for name in known]
     # A longer form of a word is nearer than one that looks alike: evaluate means eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
-    near = begun or difflib.get_close_matches(str(word), names, 1, 0.6)
+    near = begun or more_words(str(word), names) or difflib.get_close_matches(str(word), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""
+
+
+def more_words(word: str, known: Iterable[str]) -> list[str]:
+    """The known names that have all the words of this one and more: --max-episode-tokens for --max-tokens."""
+    parts = set(_WORD.findall(word))
+    return [name for name in known if len(parts) > 1 and parts < set(_WORD.findall(name))]
 
 
 def instead(word: object, known: Iterable[object]) -> str:

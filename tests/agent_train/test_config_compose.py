@@ -88,6 +88,7 @@ def test_null_and_paths_are_values():
         (["trainer.steps=3"], ["no environment", "+env="]),
         (["+env=frozn_lake"], ["'frozn_lake'", "did you mean frozen_lake"]),
         (["env=gsm9k"], ["'gsm9k'", "did you mean gsm8k"]),
+        (["+env=sokoban", "agent.max_tokens=9"], ["'agent.max_tokens'", "did you mean agent.max_episode_tokens?"]),
         (["+env=sokoban", "trainer.stps=3"], ["'trainer.stps'", "trainer.steps"]),
         (["+env=sokoban", "lr=3"], ["'lr'", "learner.lr or critic.lr or sft.lr"]),
         (["+env=sokoban", "trianer.steps=3"], ["'trianer.steps'", "trainer.steps"]),

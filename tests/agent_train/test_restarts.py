@@ -104,8 +104,17 @@ def test_a_new_checkpoint_begins_the_count_again(tmp_path, monkeypatch):
     parts = Parts(
         settings(tmp_path, restarts=1), *[([step], lost()) for step in (1, 2, 3)], ([], None), saves=(1, 2, 3)
     )
-    trained(parts, monkeypatch)
+    _, said, _ = trained(parts, monkeypatch)
     assert parts.resumed == [None, 1, 2, 3]
+    assert "going back to the last checkpoint" in said
+
+
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(tmp_path, monkeypatch):
+    parts = Parts(settings(tmp_path), ([1], lost()), ([1], None))
+    _, said, _ = trained(parts, monkeypatch)
+    assert parts.resumed == [None, None]
+    assert "starting again: there is no checkpoint yet" in said
+    assert "going back" not in said
 
 
 @pytest.mark.parametrize("failure", [EngineLostError("no server came back"), WeightTransferError("no link"), lost()])

@@ -26,10 +26,11 @@ from agentgym_envs.games.tic_tac_toe import (
     rules_for,
     winner,
 )
+from agentgym_envs.settings import check_number
 from agentgym_envs.splits import SEEDS, check_split, level_of
 
 NAME = "tic_tac_toe_self"
-MISTAKES = 4  # rejected replies of a player; one more loses the game
+MISTAKES = 4  # the most rejected replies of a player; one more loses the game
 _START = re.compile("([XO]) ([1-9]{0,2})")
 
 
@@ -38,6 +39,17 @@ class TicTacToeSelf(PlayersEnv):
 
     players = (AGENT, OPPONENT)
     max_turns = 9 + 2 * MISTAKES
+
+    def __init__(
+        self,
+        mistakes: int = MISTAKES,
+        tasks: TaskSet | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ):
+        check_number(f"{NAME}: mistakes", mistakes, 0, MISTAKES, whole=True)
+        self._allowed = mistakes
+        super().__init__(tasks, max_turns, render_mode)
 
     @classmethod
     def default_tasks(cls, split: str = "train") -> TaskSet:
@@ -74,7 +86,7 @@ class TicTacToeSelf(PlayersEnv):
         cell, wrong = read_cell(self.read(action), self._board)
         if cell is None:
             self._invalid[player] += 1
-            if self._invalid[player] > MISTAKES:
+            if self._invalid[player] > self._allowed:
                 return self._over(OTHER[player], f"{player} has made too many mistakes.")
             self.tell(wrong, player)
             return self.pass_to(player, success=False, invalid=sum(self._invalid.values()))

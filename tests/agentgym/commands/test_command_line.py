@@ -138,6 +138,7 @@ def test_the_list_imports_no_environment_and_nothing_heavy():
         ("list --tag", "agentgym list: argument --tag: expected one argument"),
         ("eval", "agentgym eval: "),
         ("eval --concurency 3", "agentgym eval: no option --concurency: did you mean --concurrency?"),
+        ("gateway --max-tokens 9", "agentgym gateway: no option --max-tokens: did you mean --max-episode-tokens?"),
         (
             "eval frozen_lake --policy exprt",
             "agentgym eval: argument --policy: no 'exprt': did you mean expert? There are ",
