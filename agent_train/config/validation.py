@@ -336,7 +336,9 @@ def _wrong_own_policies(config: Config, players: Sequence[str] | None) -> Iterat
     if engine.name not in ("embedded", "vllm") or engine.placement == "colocated":
         yield f"{told}: its policy needs an engine that the run starts: set engine=vllm or engine=embedded, and engine.placement=own"
     if beside := [role for role in roles_of(config) if role in ("critic", "prm")]:
-        yield f"{told}: algorithm.advantage.name={config.algorithm.advantage.name} has a {beside[0]}, which would be of the run's policy alone: take an advantage without one"
+        yield f"{told}: algorithm.advantage.name={config.algorithm.advantage.name} has a {beside[0]}, which learns from one policy alone: take an advantage without one"
+    if engine.adaptive:
+        yield f"{told}: engine.adaptive=true follows the load of one policy's servers: leave it out"
     if config.algorithm.kl.target is not None:
         yield f"{told}: algorithm.kl.target={config.algorithm.kl.target:g} follows the KL of one policy: leave it out"
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from engine_models import reference_logprobs
+from learner_cases import make_config, make_rows, write_model
 from run_cases import update
 from safetensors.torch import load_file
 from step_cases import algorithm
@@ -21,7 +24,8 @@ from agent_train.cluster.placement import Parts, gpus_needed, learner_devices, p
 from agent_train.config.compose import compose
 from agent_train.config.schema import Config, ConfigError, EnvConfig
 from agent_train.config.validation import validate
-from agent_train.learner.role_start import Models
+from agent_train.learner.actor_group import RankLostError
+from agent_train.learner.role_start import Models, learning_beside, start_models
 from agent_train.report.metrics import Clock, read_metrics
 from agent_train.rollout.ahead import Rollout
 from agent_train.trainer.checkpoint import Progress
@@ -46,6 +50,8 @@ GAME = ("+env=tic_tac_toe_self", "env.players.O=own")
         ),
         ([*GAME, "env.players.X=own"], "env.players: no player of tic_tac_toe_self is left to the run's policy"),
         (["+env=gsm8k_team", "env.players.solver=own", "env.players.verifier=past"], "env.players.solver=own: beside"),
+        ([*GAME, "engine=vllm", "engine.adaptive=true"], "env.players.O=own: engine.adaptive=true follows"),
+        ([*GAME, "algorithm=prime"], "env.players.O=own: algorithm.advantage.name=prime has a prm"),
         ([*GAME, "algorithm=ppo"], "env.players.O=own: algorithm.advantage.name=gae has a critic"),
         ([*GAME, "algorithm.kl.coef=0.1", "algorithm.kl.target=0.1"], "env.players.O=own: algorithm.kl.target=0.1"),
         (["+env=tic_tac_toe_self", "env.players.Y=own"], "env.players.Y: tic_tac_toe_self has no such player"),
@@ -153,6 +159,42 @@ def test_advantages_are_normalised_over_the_samples_of_a_policy_alone():
     assert advantages_of(models.own["b"]) == pytest.approx([1.0, -1.0])
     # a earns 1 and 0, c 0 and 4: the four have mean 1.25 and deviation sqrt(10.75 / 4) = 1.63936.
     assert advantages_of(models.policy) == pytest.approx([0.30500, -0.30500, -1.21999, 1.21999], abs=1e-4)
+
+
+# ---- ranks
+
+
+async def ranks_together(model_dir):
+    """Checksums of the run's policy and of a player's before and after the latter moves; the errors of its death."""
+    config, rows = make_config(workers=1, timeout=300.0), make_rows()
+    config.env.players = {"O": "own"}
+    async with AsyncExitStack() as stack:
+        models = await start_models(config, model_dir, model_dir, stack)
+        own = models.own["O"]
+        assert learning_beside(config, models) == [own]
+        before = [await each.checksums() for each in models.policies]
+        await own.update(rows)
+        after = [await each.checksums() for each in models.policies]
+        pid = await own.actors[0].__ray_call__.remote(lambda self: os.getpid())
+        watching = asyncio.create_task(own.watch())
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankLostError, match=r"^learner: players/O: watch: rank 0 died"):
+            await asyncio.wait_for(watching, 60)
+        assert await models.policy.checksums() == after[0]
+    return before, after
+
+
+@pytest.mark.ray
+def test_a_player_s_policy_moves_alone_and_a_dead_rank_of_it_is_named_and_is_a_loss(tmp_path):
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    try:
+        before, after = asyncio.run(ranks_together(write_model(tmp_path / "model")))
+    finally:
+        ray.shutdown()
+    assert before[0] == before[1]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
 
 
 # ---- a run
