@@ -202,7 +202,7 @@ def test_a_player_s_policy_moves_alone_and_a_dead_rank_of_it_is_named_and_is_a_l
 RUN = [
     *("+env=opposite_players:Sides", "env.players.bob=own", "engine=embedded", "learner.workers=1"),
     *("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=2"),
-    *("sft.episodes=128", "sft.mistakes=1.0", "sft.batch_rows=16", "sft.lr=4e-3", "sampling.max_tokens=4"),
+    *("sft.episodes=256", "sft.mistakes=1.0", "sft.batch_rows=16", "sft.lr=4e-3", "sampling.max_tokens=4"),
     *("trainer.groups_per_step=4", "trainer.eval_every=100", "trainer.eval_episodes=4", "learner.lr=2e-3"),
     *("trainer.save_every=1", "trainer.keep_checkpoints=9", "trainer.deterministic=true"),
 ]
