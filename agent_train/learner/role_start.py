@@ -42,10 +42,10 @@ class Models:
         return self if player is None else replace(self, policy=self.own[player], own={})
 
 
-def learning_beside(config: Config, models: Models) -> list[Learner]:
-    """The models that learn besides the policy; a checkpoint holds them too."""
+def learning(config: Config, models: Models) -> list[Learner]:
+    """The models that learn, the run's policy first: what a checkpoint holds."""
     beside = (models.critic, models.prm, *models.own.values())
-    return [role for role in beside if role is not None and learns(config, role.role)]
+    return [models.policy, *(role for role in beside if role is not None and learns(config, role.role))]
 
 
 def check_vocabularies(config: Config, policy_dir: str | Path) -> None:

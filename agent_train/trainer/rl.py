@@ -27,7 +27,7 @@ from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside
+from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning
 from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.learner.tiny import texts_of_env
 from agent_train.report.metrics import Clock, StepMetrics, read_metrics, step_metrics
@@ -216,7 +216,7 @@ async def train_on(
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
-    learning = [  # of each policy: its models, and what its players said
+    by_learner = [  # the models of each policy, and what its players said
         (models.of(player), said, give_advantages(config, said, own, _trajectories(greedy), progress.kl_coef))
         for player, said, own in by_policy(kept, samples, models.own)
     ]
@@ -224,7 +224,7 @@ async def train_on(
 
     kl_coef = progress.kl_coef
     async with changing:
-        learned = await asyncio.gather(*(learn(config, of, progress, said, own) for of, said, own in learning))
+        learned = await asyncio.gather(*(learn(config, of, progress, said, own) for of, said, own in by_learner))
         (update, critic, prm), *others = learned
         ratings, players = rated(config, progress, _trajectories(groups))
         progress = replace(after(config, progress, groups, selection.episodes, update), ratings=ratings)
@@ -233,7 +233,7 @@ async def train_on(
         checksum = await send(progress)
     clock.lap("sync")
 
-    spread = mean_and_spread([sample for *_, own in learning for sample in own if sample.in_loss])
+    spread = mean_and_spread([sample for *_, own in by_learner for sample in own if sample.in_loss])
     measured = (clock, checksum, selection, spread, kl_coef, update, critic, prm, config.trainer.staleness > 0)
     own_updates = {player: update for player, (update, *_) in zip(models.own, others, strict=True)}
     return progress, replace(step_metrics(progress.step, groups, *measured), players=players, own=own_updates)
@@ -383,8 +383,8 @@ async def open_rl(
         policies, models, past = await start_parts(joined, folder, model_dir, tracker, stack)
         engine, *others = (policy.engine for policy in policies)
         agents = await stack.enter_async_context(agents_of(config, folder.next_record(), engine, renderer))
-        own = dict(zip(models.own, others, strict=True))
-        sampler, trainer = sampler_of(config, make_env, engine, renderer, agents, past, own), config.trainer
+        of_players = dict(zip(models.own, others, strict=True))
+        sampler = sampler_of(config, make_env, engine, renderer, agents, past, of_players)
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         checksums = trained_checksums(folder)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
@@ -394,13 +394,12 @@ async def open_rl(
             before = ahead.before(step) if config.algorithm.filter.rounds > 1 else None
             return playing(step, draws.of_step(step), journal, before or draws.surplus)
 
-        ahead = Rollouts(play_step, trainer.staleness, trainer.steps)
+        ahead = Rollouts(play_step, config.trainer.staleness, config.trainer.steps)
         if config.engine.adaptive:
             following = follow_load(sampler.places, sampler.concurrency, engine, tracker.timeline)
             stack.callback(asyncio.create_task(following).cancel)
         stack.push_async_callback(ahead.close)
-        learners = [models.policy, *learning_beside(config, models)]
-        opening = open_parts(joined, folder, tracker, checkpoint, learners, config.trainer.steps)
+        opening = open_parts(joined, folder, tracker, checkpoint, learning(config, models), config.trainer.steps)
         yield RlContext(
             **await stack.enter_async_context(opening),
             policies=policies,
@@ -429,8 +428,9 @@ def sampler_of(
     renderer: Renderer,
     agents: Agents | None = None,
     past: Past | None = None,
-    own: Mapping[str, Engine] | None = None,
+    of_players: Mapping[str, Engine] | None = None,
 ) -> Sampler:
+    """`engine` plays all but the players that have policies of their own, whose engines are `of_players`."""
     # An engine limits its answers itself, without the time in which a request waits for a new server, say.
     limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
     if agents is not None:
@@ -451,7 +451,7 @@ def sampler_of(
         judge=None if config.judge.url is None else GroupJudge(config.judge, config.trainer.seed),
         others={player: maker_of(agent) for player, agent in config.env.players.items() if agent not in (PAST, OWN)},
         past={} if past is None else dict.fromkeys(past_players(config), past.engine),
-        own=own or {},
+        own=of_players or {},
     )
 
 

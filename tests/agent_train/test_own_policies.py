@@ -25,7 +25,7 @@ from agent_train.config.compose import compose
 from agent_train.config.schema import Config, ConfigError, EnvConfig
 from agent_train.config.validation import validate
 from agent_train.learner.actor_group import RankLostError
-from agent_train.learner.role_start import Models, learning_beside, start_models
+from agent_train.learner.role_start import Models, learning, start_models
 from agent_train.report.metrics import Clock, read_metrics
 from agent_train.rollout.ahead import Rollout
 from agent_train.trainer.checkpoint import Progress
@@ -171,7 +171,7 @@ async def ranks_together(model_dir):
     async with AsyncExitStack() as stack:
         models = await start_models(config, model_dir, model_dir, stack)
         own = models.own["O"]
-        assert learning_beside(config, models) == [own]
+        assert learning(config, models) == models.policies == [models.policy, own]
         before = [await each.checksums() for each in models.policies]
         await own.update(rows)
         after = [await each.checksums() for each in models.policies]
