@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_train.config.schema import PAST, Config
-from agent_train.learner.roles import roles_of
+from agent_train.learner.roles import learner_count, own_players
 
 
 class PlacementError(RuntimeError):
@@ -47,7 +47,7 @@ def rank_room(config: Config, gpus: int) -> Room:
     A colocated server takes a part of each device too. Without a GPU the roles share a CPU for each rank: they work one
     after another.
     """
-    device, parts = gpu_share(gpus, config.engine.name, config.engine.placement), len(roles_of(config))
+    device, parts = gpu_share(gpus, config.engine.name, config.engine.placement), learner_count(config)
     beside = COLOCATED_SHARE if gpus and config.engine.placement == "colocated" else 0.0
     if not beside and (config.learner.placement == "own" or parts == 1):
         return Room(device, 1.0)
@@ -69,13 +69,17 @@ def rank_devices(config: Config, gpus: int) -> list[dict[str, float]]:
 def learner_devices(config: Config) -> int:
     """The number of devices, or CPUs without a GPU, that the ranks of all roles take."""
     own = config.learner.placement == "own"
-    return config.learner.workers * (len(roles_of(config)) if own else 1)
+    return config.learner.workers * (learner_count(config) if own else 1)
 
 
 def gpus_needed(config: Config) -> int:
     """GPUs that learner ranks and vLLM servers take. The embedded engine shares with rank 0, colocated servers with ranks."""
-    servers = (config.engine.replicas + past_servers(config)) * config.engine.tensor_parallel
-    return learner_devices(config) + _has_own_gpus(config) * servers
+    return learner_devices(config) + _has_own_gpus(config) * servers_of(config) * config.engine.tensor_parallel
+
+
+def servers_of(config: Config) -> int:
+    """vLLM servers of all engines: each policy that learns has `engine.replicas`."""
+    return config.engine.replicas * (1 + len(own_players(config))) + past_servers(config)
 
 
 def past_servers(config: Config) -> int:
@@ -88,7 +92,7 @@ def _has_own_gpus(config: Config) -> bool:
 
 
 class Parts(NamedTuple):
-    """How many ranks of each role, vLLM servers and environment workers (0: as many as fit) a run has."""
+    """How many ranks of each role, vLLM servers of each policy and environment workers (0: as many as fit) a run has."""
 
     ranks: int
     servers: int
@@ -122,7 +126,7 @@ def parts_that_fit(config: Config, nodes: Sequence[Mapping[str, float]]) -> Part
 
 
 def _beside(config: Config, nodes: Sequence[Mapping[str, float]], ranks: int) -> Parts | None:
-    """The ranks, with as many servers and environment workers as fit beside them."""
+    """The ranks, with as many servers of each policy and environment workers as fit beside them."""
     asked, engine, own = parts_asked(config), config.engine, _has_own_gpus(config)
     gpus, cpus = ([node.get(kind, 0.0) for node in nodes] for kind in ("GPU", "CPU"))
     devices = ranks * learner_devices(config) // asked.ranks
@@ -133,7 +137,8 @@ def _beside(config: Config, nodes: Sequence[Mapping[str, float]], ranks: int) ->
         slots = [int(count / share) for count in gpus]
         left = devices - sum(count % size for count in slots)
         free = sum(count // size for count in slots) - math.ceil(max(left, 0) / size) - own * past_servers(config)
-        beside = free if own else ranks if engine.placement == "colocated" else servers
+        policies = 1 + len(own_players(config))
+        beside = free // policies if own else ranks if engine.placement == "colocated" else servers
         servers = min(servers, beside) if free >= 0 else 0
     fits = servers >= 1 and room >= 1 and sum(map(int, cpus)) >= devices
     return Parts(ranks, servers, min(asked.env_workers, room)) if fits else None

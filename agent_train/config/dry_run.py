@@ -2,13 +2,13 @@
 
 import re
 
-from agent_train.cluster.placement import visible_gpus
+from agent_train.cluster.placement import servers_of, visible_gpus
 from agent_train.config.combinations import MODES
 from agent_train.config.compose import to_yaml
 from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config, settings
 from agent_train.config.validation import env_spec, sandbox_choice
-from agent_train.learner.roles import learning_rate, learns, roles_of, source_of
+from agent_train.learner.roles import learner_count, learning_rate, learns, own_players, roles_of, source_of
 from agent_train.trainer.offline.records import form_of, read_examples
 from agent_train.trainer.resume import run_path
 from agent_train.trainer.schedule import step_count
@@ -188,6 +188,7 @@ def _roles(config: Config) -> str:
         default = "the policy, with a new value head" if role == "critic" else "the policy as the run starts"
         lr = f", learning rate {learning_rate(config, role)[0]:g}" if learns(config, role) else ", frozen"
         rows.append(f"{role.replace('_', ' ')} from {source_of(config, role) or default}{lr}")
+    rows += [f"a policy of {player}'s own, which learns as the run's does" for player in own_players(config)]
     if config.teacher.url and config.algorithm.advantage.name == "distill":
         rows.append(f"teacher at {config.teacher.url}")
     if config.critic.alone_steps and "critic" in roles_of(config):
@@ -197,12 +198,12 @@ def _roles(config: Config) -> str:
 
 def _processes(config: Config) -> str:
     env, engine = config.env, config.engine
-    parts = ["this one", "Ray", _count(config.learner.workers * len(roles_of(config)), "learner worker")]
+    parts = ["this one", "Ray", _count(config.learner.workers * learner_count(config), "learner worker")]
     if env.placement == "ray":
         workers = _count(env.workers, "env worker") if env.workers else "env workers"
         parts.append(f"{workers} of {env.cpus:g} CPU each in Ray")
     if engine.name == "vllm":
-        parts.append(_count(engine.replicas, "vLLM server"))
+        parts.append(_count(servers_of(config), "vLLM server"))
     return ", ".join(parts)
 
 

@@ -54,6 +54,7 @@ KL_IN_LOSS = "algorithm.kl.place=loss"
 OFFLINE = "mode=sft|dpo|rm"
 EXTERNAL = ("openai", "sglang")  # engines that others run
 PAST = "past"  # in `env.players`: played by the policy as it was at an earlier step
+OWN = "own"  # played by a policy of its own, which learns too
 SUMMARY = "memory.name=summary"
 JUDGE = "judge.url"
 DISTILL = "algorithm.advantage.name=distill"
@@ -72,7 +73,7 @@ class EnvConfig:
     cpus: float = setting(1.0, "CPUs of each environment worker")
     rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
     players: dict[str, str] = setting(
-        {}, "[players](algorithms.md#players) that do not learn, and their policies: `env.players.O=expert`"
+        {}, "[players](algorithms.md#players) that have other policies than the run's: `env.players.O=expert`"
     )
     past_every: int = setting(10, "steps between [past policies](algorithms.md#past-policies)", needs="env.players")
     past_keep: int = setting(10, "past policies that may play, with the start", bounds="[2, inf)", needs="env.players")

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_train.cluster.placement import gpus_needed, past_servers, visible_gpus
+from agent_train.cluster.placement import gpus_needed, past_servers, servers_of, visible_gpus
 from agent_train.config.combinations import run_agent, wrong_colocation, wrong_combinations, wrong_files, wrong_learner
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
-from agent_train.config.schema import PAST, Config, ConfigError, Setting, first_line, get, settings
+from agent_train.config.schema import OWN, PAST, Config, ConfigError, Setting, first_line, get, settings
+from agent_train.learner.roles import own_players, roles_of
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of
 from agent_train.trainer.resume import refusals, run_path
@@ -188,8 +189,9 @@ def _wrong_machine(config: Config) -> Iterator[str]:
     needed = gpus_needed(config)
     if gpus > 1 and needed > gpus:
         yield f"learner.workers={workers} and the vLLM servers need {needed} GPUs, this machine shows {gpus}: lower learner.workers, engine.replicas or engine.tensor_parallel"
-    if gpus == 1 and vllm and (engine.replicas + past_servers(config)) * engine.tensor_parallel > 1:
+    if gpus == 1 and vllm and servers_of(config) * engine.tensor_parallel > 1:
         beside = " and the server of env.players=past" * past_servers(config)
+        beside += " for each policy" * bool(own_players(config))
         yield f"engine.replicas={engine.replicas} x engine.tensor_parallel={engine.tensor_parallel}{beside}: this machine shows 1 GPU"
 
 
@@ -291,11 +293,12 @@ def _wrong_env(config: Config) -> Iterator[str]:
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
         try:
-            if agent != PAST:
+            if agent not in (PAST, OWN):
                 maker_of(agent)
         except ValueError as error:
             yield f"env.players.{player}={agent}: {first_line(error)}"
     yield from _wrong_players(config, players)
+    yield from _wrong_own_policies(config, players)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"
@@ -304,7 +307,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
 def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
     given = config.env.players
     if players and set(players) <= given.keys():
-        yield f"env.players: no player of {config.env.id} is left to learn: leave {players[0]} out"
+        yield f"env.players: no player of {config.env.id} is left to the run's policy: leave {players[0]} out"
     past = [f"env.players.{player}={PAST}" for player, agent in given.items() if agent == PAST]
     if not past:
         return
@@ -314,6 +317,30 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
         yield f"{past[0]}: all episodes of a step have the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
     if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
         yield f"{past[0]}: its weights need an engine that the run starts: set engine=vllm or engine=embedded, and engine.placement=own"
+
+
+def _wrong_own_policies(config: Config, players: Sequence[str] | None) -> Iterator[str]:
+    """What players with policies of their own cannot be combined with."""
+    own, engine = own_players(config), config.engine
+    if not own:
+        return
+    told = f"env.players.{own[0]}={OWN}"
+    if not players and not config.env.url:
+        yield f"{told}: {config.env.id} has one agent, not players: leave it out"
+    if wrong := [player for player in own if not re.fullmatch(r"\w[\w.-]*", player)]:
+        yield f"env.players.{wrong[0]}={OWN}: its checkpoint is a folder of this name: it must be letters, digits and . _ -"
+    if PAST in config.env.players.values():
+        yield f"{told}: beside a player of the past it is unknown whose rating a game changes: leave one of the two out"
+    if config.trainer.staleness:
+        yield f"{told}: the policies of all players change together, between rollouts: set trainer.staleness=0"
+    if engine.name not in ("embedded", "vllm") or engine.placement == "colocated":
+        yield f"{told}: its policy needs an engine that the run starts: set engine=vllm or engine=embedded, and engine.placement=own"
+    if beside := [role for role in roles_of(config) if role in ("critic", "prm")]:
+        yield f"{told}: algorithm.advantage.name={config.algorithm.advantage.name} has a {beside[0]}, which learns from one policy alone: take an advantage without one"
+    if engine.adaptive:
+        yield f"{told}: engine.adaptive=true follows the load of one policy's servers: leave it out"
+    if config.algorithm.kl.target is not None:
+        yield f"{told}: algorithm.kl.target={config.algorithm.kl.target:g} follows the KL of one policy: leave it out"
 
 
 def _wrong_agent(config: Config, env: Env) -> Iterator[str]:

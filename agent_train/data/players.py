@@ -4,9 +4,10 @@ A group of episodes becomes a group for each player, whose baseline is of that p
 of its own counts with the first of them; before its first turn, with that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group, Trajectory, Turn, shares
 
 WITHOUT = "without"
@@ -23,6 +24,24 @@ def apart(groups: Sequence[Group], credit: str = "own") -> list[Group]:
             for player in players
         ] or [group]
     return found
+
+
+def by_policy(
+    groups: Sequence[Group], samples: Sequence[TrainingSample], own: Collection[str]
+) -> list[tuple[str | None, list[Group], list[TrainingSample]]]:
+    """Groups that are `apart` and their samples by who learns from them: the run's policy (None), then each player of `own`."""
+
+    def learner_of(player: str | None) -> str | None:
+        return player if player in own else None
+
+    groups_of: dict[str | None, list[Group]] = {name: [] for name in (None, *own)}
+    samples_of: dict[str | None, list[TrainingSample]] = {name: [] for name in groups_of}
+    for group in groups:
+        player = next((turn.player for t in group.trajectories for turn in t.turns), None)
+        groups_of[learner_of(player)].append(group)
+    for sample in samples:
+        samples_of[learner_of(sample.player)].append(sample)
+    return [(name, groups_of[name], samples_of[name]) for name in groups_of]
 
 
 def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:

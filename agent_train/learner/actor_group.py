@@ -102,10 +102,18 @@ class Learner:
     are killed and every further call raises. Malformed samples, or such without what a call reads, raise ValueError.
     """
 
-    def __init__(self, actors: Sequence[Any], config: Config, role: str = "policy", ship: Ship | None = None):
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        config: Config,
+        role: str = "policy",
+        ship: Ship | None = None,
+        player: str | None = None,
+    ):
         self.role = role
+        self.name = role if player is None else f"players/{player}"  # unlike the role no other of the run has it
         self.timeline = Timeline()  # gets the calls of each rank, by this process's clock
-        self._name = "learner" if role == "policy" else f"learner: {role}"
+        self._name = "learner" if self.name == "policy" else f"learner: {self.name}"
         self.actors = list(actors)
         self.config = config
         self._manifest: list[TensorInfo] = []
@@ -125,10 +133,12 @@ class Learner:
         role: str = "policy",
         bundles: PlacementGroup | None = None,
         ship: Ship | None = None,
+        player: str | None = None,
     ) -> "Learner":
         """Start the ranks and load the model from a folder that every node can read. Ray must be running.
 
-        `bundles` come from `shared_devices`. Models that share `ship` send samples once. Raises LearnerError if Ray is
+        `bundles` come from `shared_devices`. Models that share `ship` send samples once. `player` is who has the policy
+        for itself. Raises LearnerError if Ray is
         not running, there are too few GPUs, or a rank did not start.
         """
         if not ray.is_initialized():
@@ -143,7 +153,7 @@ class Learner:
         if bundles is not None:
             places = [{"scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, rank)} for rank in range(world)]
         actors = [make.options(**place).remote(rank, *arguments) for rank, place in enumerate(places)]
-        learner = cls(actors, config, role, ship)
+        learner = cls(actors, config, role, ship, player)
         try:
             ((host, port),) = await learner._call("open_store_here", [()], "open the store of rank 0")
             learner._cost = model_cost(model_dir)
@@ -363,7 +373,7 @@ class Learner:
         answers, begun = [asyncio.wrap_future(ref.future()) for ref in refs], time.monotonic()
         for rank, answer in enumerate(answers):  # marks the exception of an abandoned one as seen
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            row = (f"{self.role} rank", rank)
+            row = (f"{self.name} rank", rank)
             answer.add_done_callback(lambda _, row=row: self.timeline.add(row, what, begun))  # type: ignore[misc]
         timeout = self.config.learner.timeout
         await asyncio.wait(answers, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import Config
-from agent_train.learner.roles import check_folder, learns, roles_of, source_of, start_of
+from agent_train.learner.roles import check_folder, learns, own_players, roles_of, source_of, start_of
 from agent_train.report.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -29,11 +30,22 @@ class Models:
     prm: Learner | None = None  # PRIME's process reward model, which learns from outcomes
     teacher: Learner | Teacher | None = None  # frozen, or an endpoint
     reward_model: Learner | None = None  # frozen; scores whole trajectories
+    own: Mapping[str, Learner] = field(default_factory=dict)  # the policies that players have for themselves
+
+    @property
+    def policies(self) -> list[Learner]:
+        """The run's policy, and those of players."""
+        return [self.policy, *self.own.values()]
+
+    def of(self, player: str | None) -> Models:
+        """The models with a player's policy in place of the run's; None: the run's own."""
+        return self if player is None else replace(self, policy=self.own[player], own={})
 
 
-def learning_beside(config: Config, models: Models) -> list[Learner]:
-    """The models that learn besides the policy; a checkpoint holds them too."""
-    return [role for role in (models.critic, models.prm) if role is not None and learns(config, role.role)]
+def learning(config: Config, models: Models) -> list[Learner]:
+    """The models that learn, the run's policy first: what a checkpoint holds."""
+    beside = (models.critic, models.prm, *models.own.values())
+    return [models.policy, *(role for role in beside if role is not None and learns(config, role.role))]
 
 
 def check_vocabularies(config: Config, policy_dir: str | Path) -> None:
@@ -52,7 +64,7 @@ async def start_models(
     timeline: Timeline | None = None,
     bundles: PlacementGroup | None = None,
 ) -> Models:
-    """Start every role side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails.
+    """Start every role, and the policies of players, side by side, from `begin` where no folder is named; each is closed with the stack, also if another fails.
 
     `bundles` are those of `shared_devices`, if the engine shares them too.
     """
@@ -62,9 +74,9 @@ async def start_models(
     bundles = bundles or await shared_devices(config)
     ship = shipping(config)
 
-    async def open_role(role: str) -> Learner:
+    async def open_role(role: str, player: str | None = None) -> Learner:
         folder = Path(model_dir) if role == "policy" else start_of(config, role, begin)
-        learner = await Learner.start(folder, config, role, bundles, ship)
+        learner = await Learner.start(folder, config, role, bundles, ship, player)
         learner.timeline = timeline or learner.timeline
         stack.callback(learner.close)
         return learner
@@ -77,11 +89,13 @@ async def start_models(
     try:
         async with asyncio.TaskGroup() as starting:
             parts: dict[str, Any] = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
+            own = {player: starting.create_task(open_role("policy", player)) for player in own_players(config)}
             if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
                 parts["teacher"] = starting.create_task(open_endpoint())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return Models(**{role: task.result() for role, task in parts.items()})
+    models = {role: task.result() for role, task in parts.items()}
+    return Models(**models, own={player: task.result() for player, task in own.items()})
 
 
 async def begin_as_policy(config: Config, models: Models, begin: str | Path) -> None:

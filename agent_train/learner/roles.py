@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_train.config.extensions import advantages
-from agent_train.config.schema import Config
+from agent_train.config.schema import OWN, Config
 
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
@@ -32,6 +32,16 @@ def roles_of(config: Config) -> tuple[str, ...]:
         "reward_model": config.reward_model.path is not None,
     }
     return tuple(role for role, is_wanted in wanted.items() if is_wanted)
+
+
+def own_players(config: Config) -> list[str]:
+    """The players with policies of their own that learn."""
+    return sorted(player for player, agent in config.env.players.items() if agent == OWN) if config.mode == "rl" else []
+
+
+def learner_count(config: Config) -> int:
+    """The models of the run that have ranks: its roles, and the policies of players."""
+    return len(roles_of(config)) + len(own_players(config))
 
 
 def has_critic(config: Config) -> bool:

@@ -9,6 +9,7 @@ from agent_train.config.compose import compose, config_folder
 from agent_train.config.model_folder import COUNTED, ModelShape, shape_of
 from agent_train.config.schema import Config, ConfigError, get
 from agent_train.config.validation import wrong_values
+from agent_train.learner.roles import own_players
 from agent_train.plan import formulas
 from agent_train.plan.formulas import Assumptions, LearnerTime
 
@@ -144,6 +145,8 @@ def _checked(config: Config, given: Assumptions) -> ModelShape:
     problems = list(wrong_values(config))
     wrong = [(key, value) for key, value in NEEDED.items() if get(config, key) != value]
     problems += [f"{key}={get(config, key)}: a plan knows {key}={value} only" for key, value in wrong]
+    if own_players(config):
+        problems.append("env.players: a plan knows one policy that learns: leave the players with their own out")
     if past_servers(config):
         problems.append("env.players: a plan knows no server of past policies: leave it out, and count one more server")
     if given.read + given.sampled > config.engine.max_model_len:

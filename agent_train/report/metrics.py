@@ -139,6 +139,7 @@ class StepMetrics:
     prm: PrmMetrics | None
     pools: PoolMetrics | None = None
     players: PlayersMetrics | None = None
+    own: dict[str, UpdateMetrics | None] = field(default_factory=dict)  # of players: as `update`, of their own policies
     agent: AgentMetrics | None = None
     journal_turns: int = 0
     retried_turns: int = 0

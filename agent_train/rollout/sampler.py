@@ -174,6 +174,7 @@ class Sampler:
     agents: Agents | None = None  # that play by themselves, in place of the run's own loop
     others: Mapping[str, MakePolicy] = field(default_factory=dict)  # who plays the players that do not learn
     past: Mapping[str, Engine] = field(default_factory=dict)  # by player: the engine with its earlier weights
+    own: Mapping[str, Engine] = field(default_factory=dict)  # by player: that of its own policy
     judge: GroupJudge | None = None  # of every group
 
     def __post_init__(self) -> None:
@@ -271,7 +272,7 @@ class Sampler:
             trajectory.seed = seed  # the journal knows it by this, whatever plays it
             return trajectory
 
-        losses = await self.engine.losses()
+        losses = await self._losses()
         trajectories = await run_many(
             self.make_env,
             partial(self._policy, sampling, kept),
@@ -292,12 +293,19 @@ class Sampler:
         learning = TokenPolicy(self.engine, self.renderer, sampling, episode.seed, journal, self.memory)
         others: dict[str, Policy] = {name: make(episode) for name, make in self.others.items()}
         others |= {name: PastPolicy(learning.for_player(name, engine)) for name, engine in self.past.items()}
+        others |= {name: learning.for_player(name, engine) for name, engine in self.own.items()}
         return ByPlayer(others, learning) if others else learning
 
     async def _raise_common_cause(self, failed: Sequence[Trajectory], played: int, losses: int) -> None:
-        """Raise EngineError if the engine is dead, or EngineLostError if every episode failed and it has had more losses since."""
-        for engine in {self.engine, *self.past.values()} if failed else ():
+        """Raise EngineError if an engine is dead, or EngineLostError if every episode failed and there were more losses since."""
+        for engine in self._engines() if failed else ():
             await engine.live()
-        if failed and len(failed) == played and (lost := await self.engine.losses() - losses):
+        if failed and len(failed) == played and (lost := await self._losses() - losses):
             parts = f"while the engine lost {lost} of its parts"
             raise EngineLostError(f"none of {played} episodes ended well {parts}; the first error: {failed[0].error}")
+
+    def _engines(self) -> set[Engine]:
+        return {self.engine, *self.past.values(), *self.own.values()}
+
+    async def _losses(self) -> int:
+        return sum([await engine.losses() for engine in self._engines()])

@@ -2,6 +2,7 @@
 
     checkpoints/step-000010/       what transformers and vLLM load: config, weights, tokenizer
         ROLE/                      the same of each role that learns beside the policy, as a critic does
+        players/NAME/              the same of a player's own policy; its state is in state/players/NAME/
         state/ROLE/                `torch.distributed.checkpoint` of each role that learns (agent_train/learner/state.py)
         progress.json              where the loop is, and how long `metrics.jsonl` was
         tasks.json                 which tasks come next, of a run that plays episodes (agent_train/rollout/draws.py)
@@ -64,9 +65,9 @@ class Checkpoint:
     def step(self) -> int:
         return self.progress.step
 
-    def state(self, role: str) -> Path:
-        """The folder that `Learner.load_state` takes."""
-        return self.path / "state" / role
+    def state(self, name: str) -> Path:
+        """The folder that `Learner.load_state` takes of the learner of this name."""
+        return self.path / "state" / name
 
     def tasks(self) -> dict[str, Any]:
         """The state that `Draws` takes."""
@@ -104,7 +105,7 @@ class Checkpoints:
     ) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
-        `learners` are the roles that learn. Each is written as a Hugging Face folder too, the first as the checkpoint itself. `tasks` is
+        `learners` are by their names. Each is written as a Hugging Face folder too, the first as the checkpoint itself. `tasks` is
         the state of the run's `Draws`.
         """
         await self.settle()
@@ -120,8 +121,8 @@ class Checkpoints:
         except OSError as error:
             await self._give_up(step, folder, str(error))
             return
-        for number, (role, learner) in enumerate(learners.items()):
-            await learner.save_state(folder / "state" / role, folder / (role if number else _EXPORT))
+        for number, (name, learner) in enumerate(learners.items()):
+            await learner.save_state(folder / "state" / name, folder / (name if number else _EXPORT))
         self._writing = asyncio.create_task(self._write(step, folder, list(learners.values())))
 
     async def settle(self) -> None:

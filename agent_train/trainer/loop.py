@@ -45,22 +45,19 @@ class TrainerContext:
         """Evaluate the present weights."""
         raise NotImplementedError
 
-    async def watch(self) -> None:
-        """Run beside the steps, until cancelled; an error ends the training."""
-
     def watched(self) -> Sequence[Watched]:
-        """All whose processes the run needs."""
+        """All whose processes the run needs: they are watched beside the steps, and an error ends the training."""
         return self.learners
 
     async def save(self, progress: Progress) -> None:
-        await self.checkpoints.save(progress, {learner.role: learner for learner in self.learners})
+        await self.checkpoints.save(progress, {learner.name: learner for learner in self.learners})
 
 
 async def train(context: TrainerContext) -> None:
     """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
     try:
         async with asyncio.TaskGroup() as beside:
-            watches = [context.watch, context.files.watch, *(each.watch for each in context.watched())]
+            watches = [context.files.watch, *(each.watch for each in context.watched())]
             watching = [beside.create_task(watch()) for watch in watches]
             await _take_steps(context)
             for watch in watching:
@@ -163,7 +160,7 @@ async def open_parts(
         learner.files = joined.files
     if checkpoint is not None:
         tracker.phase("loading the checkpoint", checkpoint.path.name)
-        await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
+        await asyncio.gather(*(learner.load_state(checkpoint.state(learner.name)) for learner in learners))
     trainer, timeout = config.trainer, config.learner.timeout
     saving = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed, trainer.dump)
     async with saving as checkpoints:

@@ -21,7 +21,7 @@ from agent_train.config.combinations import wrong_combinations, wrong_learner
 from agent_train.config.compose import compose
 from agent_train.config.schema import Config, ConfigError, get, settings
 from agent_train.config.validation import wrong_values
-from agent_train.learner.role_start import learning_beside, start_models
+from agent_train.learner.role_start import learning, start_models
 from agent_train.learner.roles import roles_of
 from agent_train.report.metrics import OF_FAILURES, Clock, Record, read_metrics
 from agent_train.rollout.ahead import Rollout
@@ -29,7 +29,7 @@ from agent_train.rollout.draws import surplus_of
 from agent_train.trainer.checkpoint import Checkpoint, Progress, newest_before
 from agent_train.trainer.resume import resume_command
 from agent_train.trainer.run_folder import RunFolder, step_of
-from agent_train.weights.sync import checksum_of_all
+from agent_train.weights.sync import checksum_of_all, checksum_of_policies
 from agentgym.core.trajectory import Group, read_jsonl
 from agentgym.storage.jsonl import finite
 
@@ -158,11 +158,11 @@ async def _train_again(
     async with AsyncExitStack() as stack:
         await start_ray(own_ray_cpus(config), stack)
         models = await start_models(config, model_dir, run.start if run.start.is_dir() else model_dir, stack)
-        learners = [models.policy, *learning_beside(config, models)]
-        await asyncio.gather(*(learner.load_state(checkpoint.state(learner.role)) for learner in learners))
+        loading = (each.load_state(checkpoint.state(each.name)) for each in learning(config, models))
+        await asyncio.gather(*loading)
 
         async def checksum(_: Progress) -> int:
-            return checksum_of_all(await models.policy.checksums())
+            return checksum_of_policies([checksum_of_all(await each.checksums()) for each in models.policies])
 
         carried = surplus_of(checkpoint.tasks())
         for step in range(checkpoint.step + 1, asked.stop):

@@ -3,11 +3,11 @@
 import asyncio
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -19,16 +19,16 @@ from agent_train.algorithms.step_advantages import mean_and_spread, with_advanta
 from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import rollouts
-from agent_train.config.schema import PAST, Config
+from agent_train.config.schema import OWN, PAST, Config
 from agent_train.config.validation import env_spec, sandbox_choice
-from agent_train.data.players import apart
+from agent_train.data.players import apart, by_policy
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.critic_objective import CriticMetrics, PrmMetrics
 from agent_train.learner.measures import UpdateMetrics
-from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning_beside
-from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base, sends_adapters
+from agent_train.learner.role_start import Models, begin_as_policy, check_vocabularies, learning
+from agent_train.learner.roles import lr_scale, needs_reference, reference_is_base
 from agent_train.learner.tiny import texts_of_env
 from agent_train.report.metrics import Clock, StepMetrics, read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
@@ -45,10 +45,11 @@ from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
 from agent_train.trainer.loop import TrainerContext, Watched, find_model, join_cluster, open_parts
+from agent_train.trainer.policies import LearningPolicy
 from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.start_parts import start_parts
 from agent_train.trainer.warm_start import demonstrations, warm_start
-from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
+from agent_train.weights.sync import checksum_of_policies
 from agentgym.agents.play import play_agent
 from agentgym.core.env import Env
 from agentgym.core.registration import EnvSpec
@@ -69,7 +70,7 @@ class StepError(RuntimeError):
 class RlContext(TrainerContext):
     """A run that plays episodes. `demonstrations` makes the samples of the warm start; None without one."""
 
-    engine: Engine
+    policies: Sequence[LearningPolicy]  # the run's, and those that players have for themselves
     sampler: Sampler
     draws: Draws
     rollouts: Rollouts[tuple[Rollout, Journal]]
@@ -79,17 +80,23 @@ class RlContext(TrainerContext):
     test_tasks: TaskSet
     demonstrations: asyncio.Task[list[TrainingSample]] | None
     past: Past | None  # of a run with such players
-    weights: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while they change or are sent
+
+    @property
+    def changing(self) -> asyncio.Lock:
+        """Held while weights change or are sent."""
+        return self.policies[0].changing
 
     async def begin(self, progress: Progress) -> None:
-        """Imitate the expert, if the settings ask for it, and give the engine the policy's weights."""
+        """Imitate the expert, if the settings ask for it, and give each engine its policy's weights."""
         if self.demonstrations is not None:
             sft, show = self.config.sft, self.tracker.sft_step
             self.tracker.phase("warm start", f"the expert plays {sft.episodes} episodes")
-            await warm_start(self.models.policy, await self.demonstrations, sft, show, self.config.trainer.seed)
+            played, seed = await self.demonstrations, self.config.trainer.seed
+            others = (warm_start(own, played, sft, seed=seed) for own in self.models.own.values())
+            await asyncio.gather(warm_start(self.models.policy, played, sft, show, seed), *others)
             await begin_as_policy(self.config, self.models, self.folder.start)
         self.tracker.phase("connecting learner and engine")
-        async with self.weights:
+        async with self.changing:
             await self.sync(progress.step)
             if self.past is not None:
                 await self.past.keep(self.models.policy, progress.step)
@@ -101,8 +108,8 @@ class RlContext(TrainerContext):
         rollout, journal = await self.rollouts.take(progress.step)
         groups, greedy = rollout.groups, rollout.greedy
         if self.config.engine.placement == "colocated":
-            async with self.weights:
-                await self.engine.sleep()
+            async with self.changing:
+                await self.sampler.engine.sleep()
         pools = self.draws.played(progress.step, groups, left_by(self.config, rollout, progress.step))
         clock.lap("rollout")
 
@@ -114,7 +121,7 @@ class RlContext(TrainerContext):
                 self.rollouts.begin(progress.step)
             return checksum
 
-        progress, metrics = await train_on(self.config, self.models, progress, rollout, clock, self.weights, send)
+        progress, metrics = await train_on(self.config, self.models, progress, rollout, clock, self.changing, send)
         write_jsonl(self.folder.episodes("train", progress.step), _trajectories(groups))
         if greedy:
             write_jsonl(self.folder.episodes("greedy", progress.step), greedy)
@@ -123,10 +130,10 @@ class RlContext(TrainerContext):
 
     def watched(self) -> list[Watched]:
         roles = [role for role in vars(self.models).values() if isinstance(role, Learner)]
-        return [*roles, *([] if self.past is None else [self.past])]
+        return [*roles, *self.models.own.values(), *self.policies, *([] if self.past is None else [self.past])]
 
     async def save(self, progress: Progress) -> None:
-        learners = {learner.role: learner for learner in self.learners}
+        learners = {learner.name: learner for learner in self.learners}
         await self.checkpoints.save(progress, learners, self.draws.state())
 
     async def measure(self, step: int) -> None:
@@ -140,24 +147,9 @@ class RlContext(TrainerContext):
         if all(trajectory.failed for trajectory in trajectories):
             raise nothing_played("evaluation", trajectories)
 
-    async def watch(self) -> None:
-        """Send the present weights to the engine whenever it has replaced a part of itself, until cancelled."""
-        while True:
-            await self.engine.stale()
-            async with self.weights:
-                if self.engine.lacks_weights:  # else a step has sent newer ones
-                    await self.sync(self.engine.version)
-
     async def sync(self, version: int) -> int:
-        """Move the policy's weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
-        policy, receiver = self.models.policy, cast("FileReceiver", self.engine)
-        if sends_adapters(self.config):
-            sending = sync_adapter(policy, receiver, self.folder.path / "adapters", version)
-        elif self.config.engine.weights != "collective":
-            sending = sync_files(policy, receiver, self.folder.path / "weights", version)
-        else:
-            sending = sync(policy, self.engine, version)
-        self.checksums[version] = await sending
+        """Move the weights of every policy into its engine as a version; one checksum of them all."""
+        self.checksums[version] = checksum_of_policies([await policy.send(version) for policy in self.policies])
         return self.checksums[version]
 
 
@@ -224,12 +216,16 @@ async def train_on(
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
-    samples = give_advantages(config, kept, samples, _trajectories(greedy), progress.kl_coef)
+    by_learner = [  # the models of each policy, and what its players said
+        (models.of(player), said, give_advantages(config, said, own, _trajectories(greedy), progress.kl_coef))
+        for player, said, own in by_policy(kept, samples, models.own)
+    ]
     clock.lap("score")
 
     kl_coef = progress.kl_coef
     async with changing:
-        update, critic, prm = await learn(config, models, progress, kept, samples)
+        learned = await asyncio.gather(*(learn(config, of, progress, said, own) for of, said, own in by_learner))
+        (update, critic, prm), *others = learned
         ratings, players = rated(config, progress, _trajectories(groups))
         progress = replace(after(config, progress, groups, selection.episodes, update), ratings=ratings)
         clock.lap("learn")
@@ -237,9 +233,10 @@ async def train_on(
         checksum = await send(progress)
     clock.lap("sync")
 
-    spread = mean_and_spread([sample for sample in samples if sample.in_loss])
+    spread = mean_and_spread([sample for *_, own in by_learner for sample in own if sample.in_loss])
     measured = (clock, checksum, selection, spread, kl_coef, update, critic, prm, config.trainer.staleness > 0)
-    return progress, replace(step_metrics(progress.step, groups, *measured), players=players)
+    own_updates = {player: update for player, (update, *_) in zip(models.own, others, strict=True)}
+    return progress, replace(step_metrics(progress.step, groups, *measured), players=players, own=own_updates)
 
 
 def training_samples(config: Config, played: Sequence[Group], kept: Sequence[Group]) -> list[TrainingSample]:
@@ -383,9 +380,11 @@ async def open_rl(
         demonstrated = asyncio.create_task(_demonstrations(config, spec, model_dir)) if warm else None
         if demonstrated is not None:
             stack.callback(demonstrated.cancel)
-        engine, models, past = await start_parts(joined, folder, model_dir, tracker, stack)
+        policies, models, past = await start_parts(joined, folder, model_dir, tracker, stack)
+        engine, *others = (policy.engine for policy in policies)
         agents = await stack.enter_async_context(agents_of(config, folder.next_record(), engine, renderer))
-        sampler, trainer = sampler_of(config, make_env, engine, renderer, agents, past), config.trainer
+        of_players = dict(zip(models.own, others, strict=True))
+        sampler = sampler_of(config, make_env, engine, renderer, agents, past, of_players)
         draws = Draws(config, len(train_tasks), checkpoint.tasks() if checkpoint else None)
         checksums = trained_checksums(folder)
         playing = functools.partial(play, config, sampler, train_tasks, tracker.episode_ended)
@@ -395,16 +394,15 @@ async def open_rl(
             before = ahead.before(step) if config.algorithm.filter.rounds > 1 else None
             return playing(step, draws.of_step(step), journal, before or draws.surplus)
 
-        ahead = Rollouts(play_step, trainer.staleness, trainer.steps)
+        ahead = Rollouts(play_step, config.trainer.staleness, config.trainer.steps)
         if config.engine.adaptive:
             following = follow_load(sampler.places, sampler.concurrency, engine, tracker.timeline)
             stack.callback(asyncio.create_task(following).cancel)
         stack.push_async_callback(ahead.close)
-        learners = [models.policy, *learning_beside(config, models)]
-        opening = open_parts(joined, folder, tracker, checkpoint, learners, config.trainer.steps)
+        opening = open_parts(joined, folder, tracker, checkpoint, learning(config, models), config.trainer.steps)
         yield RlContext(
             **await stack.enter_async_context(opening),
-            engine=engine,
+            policies=policies,
             sampler=sampler,
             draws=draws,
             rollouts=ahead,
@@ -430,7 +428,9 @@ def sampler_of(
     renderer: Renderer,
     agents: Agents | None = None,
     past: Past | None = None,
+    of_players: Mapping[str, Engine] | None = None,
 ) -> Sampler:
+    """`engine` plays all but the players that have policies of their own, whose engines are `of_players`."""
     # An engine limits its answers itself, without the time in which a request waits for a new server, say.
     limits = Limits(step_timeout=config.env.step_timeout or "auto", act_timeout=None)
     if agents is not None:
@@ -449,8 +449,9 @@ def sampler_of(
         memory=config.memory,
         agents=agents,
         judge=None if config.judge.url is None else GroupJudge(config.judge, config.trainer.seed),
-        others={player: maker_of(agent) for player, agent in config.env.players.items() if agent != PAST},
+        others={player: maker_of(agent) for player, agent in config.env.players.items() if agent not in (PAST, OWN)},
         past={} if past is None else dict.fromkeys(past_players(config), past.engine),
+        own=of_players or {},
     )
 
 

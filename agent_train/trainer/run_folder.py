@@ -9,6 +9,7 @@ turns/               000012.jsonl: what was sampled for a step that is in no che
 lock                 held by the process that writes
 *.before-resume-N    what came after the checkpoint that the run was resumed from
 weights/, adapters/  what servers read: 000001/
+players/             O/weights/, O/adapters/: what servers of a player's own policy read
 past/                000010/: the weights of a step that a player is played by, and in 000010.json their checksums
 logs/                what servers and workers print
 timeline.json        where every part spent its time, in Chrome's trace event format
@@ -89,6 +90,10 @@ class RunFolder:
         for path in self.turns.glob("*.jsonl"):
             if path.stem.isdigit() and int(path.stem) <= step:
                 path.unlink(missing_ok=True)
+
+    def of_player(self, player: str) -> Path:
+        """The folder of what the engine of a player's own policy reads."""
+        return self.path / "players" / player
 
     def past_weights(self, step: int) -> Path:
         return self.path / "past" / f"{step:06d}"

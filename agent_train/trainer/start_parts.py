@@ -1,4 +1,4 @@
-"""Starts what a run samples and learns with: its engine, its models, and the engine of players of the past."""
+"""Starts what a run samples and learns with: its models, and the engines of its policies and of players of the past."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,11 @@ from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Engine
 from agent_train.learner.actor_group import shared_devices
 from agent_train.learner.role_start import Models, start_models
+from agent_train.learner.roles import own_players
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.past import Past, past_players
 from agent_train.trainer.loop import Joined
+from agent_train.trainer.policies import LearningPolicy, learning_policies
 from agent_train.trainer.run_folder import RunFolder
 
 CLOSE_SECONDS = 5.0
@@ -22,8 +24,8 @@ CLOSE_SECONDS = 5.0
 
 async def start_parts(
     joined: Joined, folder: RunFolder, model_dir: Path, tracker: Tracker, stack: AsyncExitStack
-) -> tuple[Engine, Models, Past | None]:
-    """Start engine and learner side by side; whichever has started is closed with the stack even if the other fails.
+) -> tuple[list[LearningPolicy], Models, Past | None]:
+    """Start engines and learner side by side; whichever has started is closed with the stack even if another fails.
 
     A colocated engine starts first and gives its memory back, since both want the same.
     """
@@ -49,26 +51,34 @@ async def start_parts(
         bundles = await shared_devices(config)
         alone = await open_engine(bundles=bundles, **given)
         await alone.sleep()
-        return alone, await start_models(config, model_dir, begin, stack, tracker.timeline, bundles), None
+        models = await start_models(config, model_dir, begin, stack, tracker.timeline, bundles)
+        return learning_policies(config, folder, models, alone, {}), models, None
     earlier: asyncio.Task[Engine] | None = None
+    beside = replace(config.engine, port=0, adaptive=False)
     tracker.phase("starting engine and learner")
     try:
         async with asyncio.TaskGroup() as parts:
             few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
             engine = parts.create_task(open_engine(**few, **given))
-            models = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
+            own: dict[str, asyncio.Task[Engine]] = {}
+            for player in own_players(config):
+                opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=config.lora.rank, **few)
+                own[player] = parts.create_task(opening)
+            starting = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
             if past_players(config):
-                beside = replace(config.engine, replicas=1, port=0, adaptive=False, weights="disk")
-                earlier = parts.create_task(open_engine(beside, folder.logs / "past"))
-            await asyncio.wait({engine, *([earlier] if earlier else [])})
-            if not models.done():
+                of_past = replace(beside, replicas=1, weights="disk")
+                earlier = parts.create_task(open_engine(of_past, folder.logs / "past"))
+            await asyncio.wait({engine, *own.values(), *([earlier] if earlier else [])})
+            if not starting.done():
                 tracker.phase("starting the learner")
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    if earlier is None:
-        return engine.result(), models.result(), None
-    earlier.result().play_beside(engine.result())
-    return engine.result(), models.result(), Past(config, folder, earlier.result())
+    for other in (*own.values(), *([earlier] if earlier else [])):
+        other.result().play_beside(engine.result())
+    models = starting.result()
+    playing = {player: task.result() for player, task in own.items()}
+    policies = learning_policies(config, folder, models, engine.result(), playing)
+    return policies, models, Past(config, folder, earlier.result()) if earlier else None
 
 
 async def _close_in_time(engine: Engine) -> None:

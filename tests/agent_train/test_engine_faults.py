@@ -24,7 +24,7 @@ from agent_train.engine import servers
 from agent_train.engine.base import EngineError, EngineLostError, Sampling
 from agent_train.engine.servers import DEAD, HEALTHY, NEXT, RESTARTING, STALE, SUSPECT
 from agent_train.rollout.ahead import Rollouts
-from agent_train.trainer.rl import RlContext
+from agent_train.trainer.policies import LearningPolicy
 
 LIMIT = EngineConfig().request_timeout
 GENERATE = "/inference/v1/generate"
@@ -256,10 +256,10 @@ def test_a_server_that_never_takes_weights_makes_the_run_go_back_and_does_not_ha
     with_engine(call, replicas=1)
 
 
-def watching(engine, sync):
+def watching(engine, send):
     """The task that gives new servers their weights, as a run has it."""
-    context = SimpleNamespace(engine=engine, weights=asyncio.Lock(), sync=sync)
-    return context, asyncio.create_task(RlContext.watch(context))
+    policy = SimpleNamespace(engine=engine, changing=asyncio.Lock(), send=send)
+    return policy, asyncio.create_task(LearningPolicy.watch(policy))
 
 
 def test_weights_that_cannot_be_sent_to_a_server_that_came_back_make_the_run_go_back(with_engine):
@@ -281,8 +281,8 @@ def test_a_server_that_a_step_has_given_its_weights_gets_them_once(with_engine):
             sent.append(version)
             await Sender().send(engine, version)
 
-        context, watch = watching(engine, send)
-        async with context.weights:  # the learner learns
+        policy, watch = watching(engine, send)
+        async with policy.changing:  # the learner learns
             engine.servers.at(0).kill()
             await engine.losses()
             await engine.stale()
@@ -313,7 +313,7 @@ class Run:
         self.engine, self.steps, self.learning, self.rng = engine, steps, learning, rng
         self.rollouts = Rollouts(self.play, staleness, steps)
         self.sender, self.staleness = Sender(), staleness
-        self.context, self.watch = watching(engine, lambda version: self.sender.send(engine, version))
+        self.policy, self.watch = watching(engine, lambda version: self.sender.send(engine, version))
 
     async def episode(self, name):
         turns = self.rng.randrange(1, 4)
@@ -324,11 +324,11 @@ class Run:
 
     async def train(self, version):
         taken = {}
-        async with self.context.weights:
+        async with self.policy.changing:
             await self.sender.send(self.engine, version)
         while version < self.steps:
             taken[version] = await self.rollouts.take(version)
-            async with self.context.weights:
+            async with self.policy.changing:
                 await asyncio.sleep(self.learning)
                 version += 1
                 await self.sender.send(self.engine, version)

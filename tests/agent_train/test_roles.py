@@ -10,7 +10,7 @@ from sample_tokenizers import LAKE, tiny
 
 from agent_train.data.packing import rank_batches
 from agent_train.learner.actor_group import Learner
-from agent_train.learner.role_start import Models, check_vocabularies, learning_beside
+from agent_train.learner.role_start import Models, check_vocabularies, learning
 from agent_train.learner.roles import (
     VocabularyError,
     check_folder,
@@ -83,7 +83,7 @@ def test_a_role_starts_where_the_settings_say_and_else_as_the_policy_does(tmp_pa
 def test_a_checkpoint_holds_what_learns_beside_the_policy():
     config = make_config()
     policy, critic, reference = (Learner([], config, role) for role in ("policy", "critic", "reference"))
-    assert learning_beside(config, Models(policy, reference, critic)) == [critic]
+    assert learning(config, Models(policy, reference, critic)) == [policy, critic]
 
 
 # The ranks themselves.
