@@ -57,6 +57,18 @@ def test_a_player_who_makes_five_mistakes_loses_and_the_other_may_make_its_own()
     assert "O has made too many mistakes. X wins." in done.final_observation[0]["content"]
 
 
+def test_the_first_mistake_may_lose_the_game():
+    env = agentgym.make("tic_tac_toe_self", mistakes=0)
+    done = asyncio.run(run_episode(env, ScriptedPolicy(["5", "5"]), Task("t", metadata={"level": "X "})))
+    assert (len(done.turns), done.rewards) == (2, {"X": 1.0, "O": 0.0})
+
+
+@pytest.mark.parametrize("mistakes", [-1, 5, 1.5, True])
+def test_a_wrong_number_of_mistakes_is_refused(mistakes):
+    with pytest.raises(ValueError, match="tic_tac_toe_self: mistakes must be a whole number from 0 to 4"):
+        agentgym.make("tic_tac_toe_self", mistakes=mistakes)
+
+
 def test_a_game_ends_within_its_turns_whatever_is_said():
     rng = random.Random(0)
     for task in agentgym.spec("tic_tac_toe_self").tasks("train").take(200):
