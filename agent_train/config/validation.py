@@ -29,6 +29,7 @@ from agentgym.agents.named import check_tools
 from agentgym.core.env import Env, close_unused
 from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
+from agentgym.evaluate.agents import BUILT_IN
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
 from agentgym.service.client.address import is_url
@@ -289,14 +290,6 @@ def _wrong_env(config: Config) -> Iterator[str]:
     players = getattr(env.unwrapped, "players", None)
     close_unused(env)
     yield from _wrong_agent(config, env)
-    for player, agent in config.env.players.items():
-        if players is not None and player not in players:
-            yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
-        try:
-            if agent not in (PAST, OWN):
-                maker_of(agent)
-        except ValueError as error:
-            yield f"env.players.{player}={agent}: {first_line(error)}"
     yield from _wrong_players(config, players)
     yield from _wrong_own_policies(config, players)
     yield from _wrong_sandbox(config)
@@ -305,7 +298,17 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 
 def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
-    given = config.env.players
+    given, words = config.env.players, (*BUILT_IN, PAST, OWN)
+    for player, agent in given.items():
+        if players is not None and player not in players:
+            yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
+        if agent not in words and not re.search("[:@]", agent):
+            yield f"env.players.{player}={agent}: write {', '.join(words)}, NAME@URL or package.module:name"
+        elif agent not in (PAST, OWN):
+            try:
+                maker_of(agent)
+            except ValueError as error:
+                yield f"env.players.{player}={agent}: {first_line(error)}"
     if players and set(players) <= given.keys():
         yield f"env.players: no player of {config.env.id} is left to the run's policy: leave {players[0]} out"
     past = [f"env.players.{player}={PAST}" for player, agent in given.items() if agent == PAST]
