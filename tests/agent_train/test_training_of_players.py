@@ -194,7 +194,7 @@ def test_a_player_that_an_agent_plays_has_no_tokens_and_is_not_trained(tmp_path)
     [
         (["env.players.Y=expert"], "env.players.Y: tic_tac_toe_self has no such player, only X, O"),
         (["env.players.O=nowhere.at_all:f"], "env.players.O=nowhere.at_all:f: "),
-        (["env.players.O=perfect"], "env.players.O=perfect: write expert, random, null, past, own, NAME@URL or package"),
+        (["env.players.O=perfect"], "env.players.O=perfect: write expert, random, null, past, own, NAME@URL"),
         (["env.players.O=model@nowhere"], "env.players.O=model@nowhere: "),
     ],
 )
