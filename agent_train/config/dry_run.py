@@ -52,11 +52,11 @@ def as_text(rows: Rows) -> str:
 
 def documented(config: Config) -> str:
     """The settings as YAML, each followed by its documentation as a comment."""
-    lines, sections = to_yaml(config).splitlines(), [""]
+    lines, sections, all_of_them = to_yaml(config).splitlines(), [""], settings()
     for number, line in enumerate(lines):
         if found := re.match(r"( *)(\w+):", line):
             sections[len(found[1]) // 2 :] = [found[2]]
-            if known := settings().get(".".join(sections)):
+            if known := all_of_them.get(".".join(sections)):
                 doc = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", known.doc)  # without links
                 lines[number] = f"{line:<{DOC_COLUMN}} # {doc}"
     return "\n".join(lines)
