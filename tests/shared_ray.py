@@ -25,7 +25,8 @@ def shared_ray():
     joins = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_ADDRESS": f"127.0.0.1:{port}"}
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # names of sockets may have 107 characters
     words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={CPUS}", f"--temp-dir={folder}"]
-    words += ["--include-dashboard=false", "--include-log-monitor=false", "--disable-usage-stats", "--block"]
+    words += ["--include-dashboard=false", "--disable-usage-stats", "--block"]
+    words += ["--include-log-monitor=false", "--no-monitor"]  # what passes lines of logs on, and the autoscaler
     # Ray would start as many workers as CPUs at once.
     own = {"OMP_NUM_THREADS": "1", "RAY_prestart_worker_first_driver": "0"}
     ray, env = Path(sys.executable).with_name("ray"), {**os.environ, **joins, **own}

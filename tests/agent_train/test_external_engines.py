@@ -477,7 +477,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_then_named(model_dir) -> N
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_trains_on_an_sglang_server(model_dir, tmp_path) -> None:
+def test_a_run_trains_on_an_sglang_server(model_dir, in_shared_ray, tmp_path) -> None:
     double = SglangDouble(model_dir)
     small = ("learner.workers=1", "trainer.steps=2", "trainer.groups_per_step=4", "algorithm.group_size=4")
     episodes = ("trainer.eval_episodes=2", "sft.episodes=0", "engine.max_model_len=480", "env.kwargs.shaping=1.0")
@@ -491,7 +491,7 @@ def test_a_run_trains_on_an_sglang_server(model_dir, tmp_path) -> None:
             timeout=200,
             check=False,
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "ENGINE_API_KEY": KEY},
+            env={**os.environ, **in_shared_ray, "OMP_NUM_THREADS": "1", "ENGINE_API_KEY": KEY},
         )
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]

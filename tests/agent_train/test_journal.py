@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
@@ -367,7 +368,7 @@ def test_a_run_that_goes_on_knows_the_weights_that_it_has_trained(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(tmp_path):
+def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(in_shared_ray, tmp_path):
     """It goes on from its beginning with smaller micro-batches, whose sums round otherwise: each version has other weights then."""
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=1", "trainer.eval_every=9"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=4", "trainer.eval_episodes=2", "sft.episodes=16"]
@@ -376,7 +377,8 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     command = [sys.executable, "-m", "agent_train.cli", *words, f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
     run, steps = tmp_path / "run", 5
     command.append(f"trainer.steps={steps}")
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**os.environ, **in_shared_ray}
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
         deadline = time.monotonic() + 400
         while not (run / "trajectories" / "train-000003.jsonl").exists():
@@ -392,7 +394,7 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     assert len({turn["episode"] for turn in kept}) > 4 * 4, "of more than one step"
 
     more = [*command, "learner.microbatch_tokens=128"]
-    done = subprocess.run(more, check=False, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(more, check=False, capture_output=True, text=True, timeout=400, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [record for record in read_metrics(run / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in found] == list(range(1, steps + 1))

@@ -229,10 +229,12 @@ RUN = [
 ]
 
 
-def begin(run, *words):
+def begin(run, shared_ray, *words):
     where = f"trainer.runs_dir={run.parent}", f"trainer.name={run.name}"
     command = [sys.executable, "-m", "agent_train.cli", *RUN, *where, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **shared_ray}
+    )
 
 
 def steps_of(run):
@@ -240,9 +242,9 @@ def steps_of(run):
     return [record for record in records if record["kind"] == "train"]
 
 
-def stopped_after(steps, run, *words):
+def stopped_after(steps, run, shared_ray, *words):
     """The steps of a run that is stopped after so many, or a few more."""
-    started, deadline = begin(run, "trainer.steps=100", *words), time.monotonic() + 500
+    started, deadline = begin(run, shared_ray, "trainer.steps=100", *words), time.monotonic() + 500
     while len(steps_of(run)) < steps and started.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     started.send_signal(signal.SIGTERM)
@@ -288,13 +290,15 @@ def told_apart(run, steps, first, close, far):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_the_ratings_it_had(tmp_path):
+def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_the_ratings_it_had(
+    in_shared_ray, tmp_path
+):
     run = tmp_path / "run"
-    before = stopped_after(8, run)
+    before = stopped_after(8, run, in_shared_ray)
     assert len(before) < 12, "the turns since the checkpoint of step 6 are on the disk"
     assert told_apart(run, before, first=7, close=1e-4, far=1e-3)
 
-    again = begin(run, "trainer.steps=13")
+    again = begin(run, in_shared_ray, "trainer.steps=13")
     told, _ = again.communicate(timeout=300)
     assert again.returncode == 0, told
     steps, config = steps_of(run), config_from_yaml((run / "config.yaml").read_text())
@@ -324,5 +328,5 @@ def test_a_server_beside_those_of_the_run_plays_the_past(tmp_path, uncut):
     if not uncut:
         pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
     words = "engine=vllm", "engine.kv_cache_bytes=268435456", "engine.max_concurrent=16", "engine.start_timeout=480"
-    steps = stopped_after(5, tmp_path / "run", *words, "trainer.deterministic=false", "trainer.save_every=100")
+    steps = stopped_after(5, tmp_path / "run", {}, *words, "trainer.deterministic=false", "trainer.save_every=100")
     assert told_apart(tmp_path / "run", steps, first=1, close=1e-3, far=3e-3)

@@ -216,12 +216,11 @@ RUN = [
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_one_policy_learns_what_each_player_is_paid_for_though_they_want_the_opposite(tmp_path):
+def test_one_policy_learns_what_each_player_is_paid_for_though_they_want_the_opposite(in_shared_ray, tmp_path):
     def told(*words):
         command = [sys.executable, "-m", "agent_train.cli", *words]
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path}  # a cluster that others began has no such module
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env)
+        env, here = {**os.environ, **in_shared_ray}, Path(__file__).parent  # where the environment's module is
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env, cwd=here)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
