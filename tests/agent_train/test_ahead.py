@@ -4,13 +4,12 @@ import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 
 import pytest
 from fake_clock import with_fake_clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_turn import in_turn
 from step_cases import group
 
 from agent_train.algorithms.selection import choose
@@ -274,14 +273,13 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
     words += ["env.kwargs.shaping=1.0", "trainer.deterministic=true", "trainer.dump=[1,5]", "learner.schedule=constant"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
 
-    def command(*words):
-        command = [sys.executable, "-m", "agent_train.cli", *words]
-        env = {**os.environ, **in_shared_ray}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    command(*words, "trainer.name=run", f"trainer.steps={STEPS}")
+    commands = [
+        [*words, "trainer.name=run", f"trainer.steps={STEPS}"],
+        ["replay", str(tmp_path / "run"), "step=1", f"through={STEPS}"],
+        # Of this step the checkpoint before it was kept for it.
+        ["replay", str(tmp_path / "run"), "step=5", "learner.lr=0.5"],
+    ]
+    _, replayed, other = in_turn(commands, {**os.environ, **in_shared_ray}, 800)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     found = [record for record in lines if record["kind"] == "train"]
     assert [record["step"] for record in found] == list(range(1, STEPS + 1))
@@ -298,12 +296,9 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
     )
 
     assert len({record["weights_checksum"] for record in found}) == STEPS
-    replayed = command("replay", str(tmp_path / "run"), "step=1", f"through={STEPS}")
     assert "from step-000000 of run, with its own settings\n" in replayed
     told = [line for line in replayed.splitlines() if line.startswith("step ")]
     assert told == [f"step {step}: the same weights, bit for bit" for step in range(1, STEPS + 1)]
-    # Of the next step the checkpoint before it was kept for this.
-    other = command("replay", str(tmp_path / "run"), "step=5", "learner.lr=0.5")
     assert "from step-000004 of run, with learner.lr=0.5 (" in other
     assert "\nstep 5: other weights; " in other
     for episode in map(json.loads, rollout(tmp_path, STEPS)):
