@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from in_turn import in_turn
 
 from agent_train.report.metrics import read_metrics
 from agentgym.core.trajectory import read_jsonl
@@ -49,11 +50,6 @@ def test_a_run_with_summaries_that_is_killed_goes_on_as_if_it_had_not_been_and_i
     def command(*words):
         return [sys.executable, "-m", "agent_train.cli", *words]
 
-    def told(*words):
-        done = subprocess.run(command(*words), check=False, capture_output=True, text=True, timeout=200, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
     words = [*WORDS, f"trainer.runs_dir={tmp_path}"]
     killed = command(*words, "trainer.name=killed")
     driver = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
@@ -68,8 +64,8 @@ def test_a_run_with_summaries_that_is_killed_goes_on_as_if_it_had_not_been_and_i
         driver.wait()
     shutil.copytree(tmp_path / "killed", tmp_path / "anew")
     shutil.rmtree(tmp_path / "anew" / "turns")
-    told(*killed[3:])
-    told(*words, "trainer.name=anew")
+    replay = ["replay", str(tmp_path / "killed"), "step=1", "through=2"]
+    *_, replayed = in_turn([killed[3:], [*words, "trainer.name=anew"], replay], env, 500)
 
     anew, resumed = (
         [record for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] == "train"]
@@ -89,7 +85,6 @@ def test_a_run_with_summaries_that_is_killed_goes_on_as_if_it_had_not_been_and_i
             [vars(call.tokens) for call in t.calls()] for t in other
         ]
         assert record["update"]["tokens"] == sum(t.sampled_tokens for t in one)
-    replayed = told("replay", str(tmp_path / "killed"), "step=1", "through=2")
     assert [line for line in replayed.splitlines() if line.startswith("step ")] == [
         f"step {step}: the same weights, bit for bit" for step in (1, 2)
     ]
