@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack, nullcontext
-from pathlib import Path
 
 import pytest
 import ray
 import torch
 from engine_models import reference_logprobs
+from in_turn import in_turn
 from learner_cases import make_config, make_rows, write_model
 from run_cases import update
 from safetensors.torch import load_file
@@ -208,16 +206,6 @@ RUN = [
 ]
 
 
-def told(*words):
-    command = [sys.executable, "-m", "agent_train.cli", *words]
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=400, env={**os.environ, "PYTHONPATH": path}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def folder_of(run, step, player):
     """The checkpoint of a step, of the policy that plays this player."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
@@ -246,9 +234,14 @@ def gap(run, step, player, saved, policy):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_never_stopped(tmp_path):
-    told(*RUN, f"trainer.runs_dir={tmp_path}", "trainer.name=run", "trainer.steps=3")
-    run = tmp_path / "run"
+def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_never_stopped(in_shared_ray, tmp_path):
+    run, again, env = tmp_path / "run", tmp_path / "again", {**os.environ, **in_shared_ray}
+    words = [*RUN, f"trainer.runs_dir={tmp_path}"]
+    in_turn(
+        [[*words, "trainer.name=run", "trainer.steps=3"], [*words, "trainer.name=again", "trainer.steps=2"]], env, 400
+    )
+    replay = ["replay", str(run), "step=2", "through=3"]
+    _, replayed = in_turn([[*words, "trainer.name=again", "trainer.steps=3"], replay], env, 400)
     assert equal(weights_of(run, 0, "ann"), weights_of(run, 0, "bob")), "both imitated the same"
     for step in (1, 2):
         ann, bob = (weights_of(run, step, player) for player in ("ann", "bob"))
@@ -270,12 +263,8 @@ def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_ne
         assert (record["update"]["tokens"], record["own"]["bob"]["tokens"]) == (tokens["ann"], tokens["bob"])
         assert max(record["update"]["gap_max"], record["own"]["bob"]["gap_max"]) < 1e-4
 
-    words = (*RUN, f"trainer.runs_dir={tmp_path}", "trainer.name=again")
-    told(*words, "trainer.steps=2")
-    told(*words, "trainer.steps=3")
-    again = tmp_path / "again"
     resumed = [record for record in read_metrics(again / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["weights_checksum"] for record in resumed] == [record["weights_checksum"] for record in steps]
     for player in ("ann", "bob"):
         assert equal(weights_of(again, 3, player), weights_of(run, 3, player))
-    assert told("replay", str(run), "step=2", "through=3").count("the same weights, bit for bit") == 2
+    assert replayed.count("the same weights, bit for bit") == 2
