@@ -48,8 +48,8 @@ class Call:
     def __post_init__(self) -> None:
         self.children: list[Call] = []  # sorted by ids
         self.followers: list[Call] = []  # the other side of `after`
-        self.place = _START  # behind its answer
-        self.added = 0  # how many were added by then
+        self.place = _START  # after its answer
+        self.added = 0  # the number of calls that were added by then
         # Tokens up to the last one sampled, and messages up to the answer.
         self.depth: int = (self.parent.depth if self.parent else 0) + len(self.ids) // _WIDTH
         self.length: int = (self.after.length if self.after else 0) + len(self.asked.messages) + 1
@@ -101,13 +101,16 @@ class Call:
 
 @dataclass
 class Tree:
-    """The answered calls of an episode, by their numbers. Behind the same messages all conversations are at the same place."""
+    """The answered calls of an episode, by their numbers.
+
+    They are found by places: a place is a point of a conversation, and conversations with the same messages so far share it.
+    """
 
     calls: dict[int, Call] = field(default_factory=dict)
     roots: list[Call] = field(default_factory=list)  # sorted by ids
-    _places: dict[tuple[int, Hashable], int] = field(default_factory=dict)  # behind a place and a message
-    _asked: dict[int, list[Call]] = field(default_factory=dict)  # whose prompt ends at a place
-    _said: dict[int, Call] = field(default_factory=dict)  # whose answer does; of several the first
+    _places: dict[tuple[int, Hashable], int] = field(default_factory=dict)  # by the place and message before
+    _asked: dict[int, list[Call]] = field(default_factory=dict)  # calls by the place at which their prompts end
+    _said: dict[int, Call] = field(default_factory=dict)  # by that at which their answers end; of several the first
 
     def add(self, call: Call) -> None:
         self.calls[call.number] = call
