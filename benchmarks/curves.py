@@ -46,7 +46,7 @@ GAMES = (
 PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule=linear", "trainer.steps=20")
 # Both sides play badly at first, so an episode says less of a move: a smaller learning rate and more steps. A rejected reply
 # loses the game at once; else a player that is bad at the rules is not told so.
-SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=300", "trainer.eval_every=30")
+SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
 
 
