@@ -1,6 +1,7 @@
 """Benchmarks run as they stand, in a process of their own. What they measure is asserted nowhere."""
 
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -135,9 +136,8 @@ def test_gateway(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
-    assert [(row["side"], row["stream"]) for row in rows] == [
-        (side, stream) for stream in (False, True) for side in ("engine", "inside", "upstream")
-    ]
+    kinds = itertools.product((8, 1), (False, True), ("engine", "inside", "upstream"))
+    assert [(row["turns"], row["stream"], row["side"]) for row in rows] == list(kinds)
     assert all(row["calls_per_second"] > 0 and row["cpu_us"] > 0 for row in rows)
 
 
