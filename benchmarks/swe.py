@@ -35,7 +35,7 @@ from agentgym_envs.swe_bench.images import build, image_of
 from agentgym_envs.swe_bench.instances import Instance, read_instances
 
 HERE = Path(__file__).parent / "swe_peers"
-PEERS = {"mini-swe-agent": ("mini-swe-agent==2.4.6",), "swe-rex": ("swe-rex==1.4.0",)}
+PEERS = {"mini-swe-agent": ("mini-swe-agent==2.4.6",), "swe-rex": ("swe-rex==1.4.0", "aiohttp==3.14.5")}
 LOOKS = ("git status --short", "ls", "git log --oneline", "grep -rn 'def setup' --include=*.py . | head", "git diff")
 EDIT = 'file=$(git ls-files "*.py" | head -1); printf "\\n# looked at\\n" >> "$file"'
 SECONDS = 120.0
@@ -142,9 +142,9 @@ def peer_python(name: str) -> Path:
     return python
 
 
-def measure_peer(name: str, tag: str, rounds: int) -> dict[str, Any]:
+def measure_peer(name: str, python: Path, tag: str, rounds: int) -> dict[str, Any]:
     """Starts and commands of a peer in a docker image."""
-    command = [peer_python(name), HERE / f"{name.replace('-', '_')}.py", "--image", tag, "--rounds", str(rounds)]
+    command = [python, HERE / f"{name.replace('-', '_')}.py", "--image", tag, "--rounds", str(rounds)]
     done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise SystemExit(f"{name} failed: {done.stderr[-2000:]}")
@@ -156,7 +156,7 @@ def backends(instance: Instance) -> list[str]:
     found = []
     for name in ("bubblewrap", "docker"):
         try:
-            choose(name, image_of(instance))
+            choose(name, image_of(instance), writable_root=True)
         except SandboxError as error:
             print(f"without {name}: {error}", file=sys.stderr)
         else:
@@ -189,11 +189,14 @@ def main() -> None:
     if made.error:
         raise SystemExit(made.error)
     found = backends(instance)
+    peers = PEERS if "docker" in found and not args.only_agentgym else {}
+    pythons = {name: peer_python(name) for name in peers}
     rows = [measure_one(instance, name, args.rounds) for name in found]
     many = [measure_many(instance, name, n) for n in map(int, args.concurrent.split(",")) for name in found]
-    if "docker" in found and not args.only_agentgym:
-        tag = build([instance], docker=True)[0].built
-        rows += [measure_peer(name, tag.tag, args.rounds) for name in PEERS if tag and tag.tag]
+    for name, python in pythons.items():
+        built = build([instance], docker=True)[0].built
+        assert built and built.tag
+        rows.append(measure_peer(name, python, built.tag, args.rounds))
     show(rows, many)
     if args.out:
         root = rootfs(image_of(instance))
