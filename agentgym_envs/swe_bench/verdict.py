@@ -15,6 +15,7 @@ from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
+_PROGRESS = re.compile(r"\[(\d+%\]-*)?")  # pytest's, which SWE-bench's lists call a test (pytest-5227)
 
 
 class LogError(RuntimeError):
@@ -103,7 +104,8 @@ def contradiction(instance: Instance, output: str) -> str:
     """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs."""
     if instance.expected is not None:
         return ""
-    said: dict[str, set[bool]] = {name: set() for name in (*instance.fail_to_pass, *instance.pass_to_pass)}
+    required = (*instance.fail_to_pass, *instance.pass_to_pass)
+    said: dict[str, set[bool]] = {name: set() for name in required if not _PROGRESS.fullmatch(name)}
     parser = log_parser(instance.repo)
     for line in _LONG_LINE.sub("", output).split("\n"):
         for name, status in parser(line).items():

@@ -84,6 +84,12 @@ def test_a_line_that_contradicts_another_gives_it_away():
     assert contradiction(instance(), log) == "tests/test_one.py::test_fix"
 
 
+def test_a_progress_that_swe_bench_s_list_calls_a_test_contradicts_nothing():
+    case = instance(pass_to_pass=("[100%]",))
+    log = "tests/a.py PASSED [100%]\ntests/b.py FAILED [100%]\nPASSED [100%]\nFAILED [100%]\n"
+    assert contradiction(case, log) == ""
+
+
 class TestDjango:
     def test_they_are_a_module_beside_the_tests(self):
         case, found = drawn(sources="class A(TestCase):", **DJANGO)
