@@ -198,7 +198,7 @@ def _chat_maker(model: str, base_url: str | None = None, serve: str | None = Non
         raise ValueError(f"model {model!r}: the base_url of its endpoint{served} is missing")
     make = partial(ChatPolicy, model, base_url, None, **settings)
     make(seed=0)
-    return lambda episode: make(seed=episode.seed)
+    return lambda episode: make(seed=_sampling_seed(episode))
 
 
 def _engine(
@@ -231,7 +231,7 @@ def _playing_maker(gateway: Gateway | None = None, **settings: Any) -> MakePolic
     def make(episode: Episode) -> Policy:
         if gateway is None:
             raise ValueError("an agent that plays by itself is made `behind` a gateway")
-        return AgentPolicy(agent, gateway, episode.seed)
+        return AgentPolicy(agent, gateway, _sampling_seed(episode))
 
     return make
 
@@ -239,6 +239,11 @@ def _playing_maker(gateway: Gateway | None = None, **settings: Any) -> MakePolic
 def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
     ExpertPolicy(mistakes=mistakes)
     return lambda episode: ExpertPolicy(mistakes=mistakes, rng=_generator(episode))
+
+
+def _sampling_seed(episode: Episode) -> int | None:
+    """Each task has its own: with the same draws in all of them, their successes would not be independent."""
+    return None if episode.seed is None else random.Random(f"{episode.seed} {episode.task.id}").getrandbits(31)
 
 
 def _generator(episode: Episode) -> random.Random:

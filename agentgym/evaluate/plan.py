@@ -37,7 +37,7 @@ class Cell:
 
     Attributes:
         n: None: all tasks of the split.
-        seed: sample i is reset with seed `seed + i`; an endpoint gets the same seed.
+        seed: sample i is reset with seed `seed + i`; requests to models have seeds made from that, the task and the turn.
         max_turns: replies after which an episode is ended; None: the environment's.
         shuffle: True to shuffle the split first, by `seed` alone.
     """

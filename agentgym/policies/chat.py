@@ -37,7 +37,8 @@ class ChatPolicy:
     Args:
         base_url: up to and with the version, "http://localhost:8000/v1".
         api_key: sent as a bearer token; in no error and no record. None: OPENAI_API_KEY, if set. "": none.
-        temperature, max_tokens, seed: of one answer; None leaves them to the endpoint.
+        temperature, max_tokens: of one answer; None leaves them to the endpoint.
+        seed: of a conversation's first answer; answer i has `seed + i`, or all turns would be sampled with the same draws.
         extra: more fields of the request.
         system: a system message for every request; stands before the environment's own, in the same message.
         send_reasoning: send the model's reasoning of earlier turns back; most endpoints ignore it, some refuse or need it.
@@ -74,6 +75,7 @@ class ChatPolicy:
         self.calls = EndpointUsage()
         given = {k: v for k, v in settings.items() if v is not None}
         self.fields = {"model": model, **streaming, **given, **(extra or {})}
+        self._seed = None if "seed" in (extra or {}) else seed
         # Stripped: a file's last newline is easily read with it.
         self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
@@ -90,9 +92,10 @@ class ChatPolicy:
         if self._system is not None:
             own = sent.pop(0) if sent and sent[0].get("role") == "system" else None
             sent.insert(0, system(f"{self._system}\n\n{text_of(own)}" if own else self._system))
-        return reply_of(
-            await self.complete({**self.fields, "messages": sent, **({"tools": list(tools)} if tools else {})})
-        )
+        body = {**self.fields, "messages": sent, **({"tools": list(tools)} if tools else {})}
+        if self._seed is not None:
+            body["seed"] = self._seed + sum(message.get("role") == "assistant" for message in sent)
+        return reply_of(await self.complete(body))
 
     async def complete(
         self, body: dict[str, Any], told: Callable[[str, str], None] | None = None, path: str = _PATH

@@ -128,6 +128,14 @@ def test_it_asks_for_a_completion_and_returns_the_message():
     assert headers["Authorization"] == "Bearer k"
 
 
+def test_each_answer_of_a_conversation_has_its_own_seed():
+    server = Server()
+    later = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
+    ask(server, messages=later, seed=4)
+    ask(server, messages=later, seed=4, extra={"seed": 9})
+    assert [body["seed"] for _, _, body in server.requests] == [5, 9]
+
+
 def test_tool_calls_and_reasoning_are_kept_and_tools_are_sent():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

@@ -49,10 +49,14 @@ def test_every_spec_goes_through_json_and_makes_policies(spec):
     assert make(EPISODE) is not make(EPISODE)
 
 
-def test_a_chat_asks_with_the_episodes_seed():
-    policy = policy_maker(agents.chat("m", "http://x/v1", max_tokens=5))(EPISODE)
+def test_a_chat_asks_with_a_seed_that_depends_on_seed_and_task():
+    make = policy_maker(agents.chat("m", "http://x/v1", max_tokens=5))
+    policy = make(EPISODE)
     assert isinstance(policy, ChatPolicy)
-    assert policy.fields == {"model": "m", "max_tokens": 5, "seed": 8}
+    assert policy.fields.keys() == {"model", "max_tokens", "seed"}
+    others = [make(Episode(Task(task), 0, seed)) for seed in (1, 2) for task in ("t", "u")]
+    assert len({each.fields["seed"] for each in others}) == 4
+    assert make(EPISODE).fields["seed"] == policy.fields["seed"]
 
 
 def test_random_play_depends_on_seed_task_and_sample_alone():
