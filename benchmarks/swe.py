@@ -195,7 +195,8 @@ def main() -> None:
     many = [measure_many(instance, name, n) for n in map(int, args.concurrent.split(",")) for name in found]
     for name, python in pythons.items():
         built = build([instance], docker=True)[0].built
-        assert built and built.tag
+        assert built
+        assert built.tag
         rows.append(measure_peer(name, python, built.tag, args.rounds))
     show(rows, many)
     if args.out:

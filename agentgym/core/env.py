@@ -167,6 +167,10 @@ class Env(gymnasium.Env[Observation, Action]):
         draw = task is None and (self.task is None or self._drawn)
         if draw:
             # Not from np_random where there is a seed: a drawn task must meet the same generator as the same task bound.
+            if not len(self.tasks):
+                raise ValueError(
+                    f"{type(self).__name__}: {self.tasks.name} has no task to draw: bind one by options or init()"
+                )
             picker = random.Random(int(self.np_random.integers(2**63)) if seed is None else seed)
             task = self.tasks[picker.randrange(len(self.tasks))]
         return task, draw

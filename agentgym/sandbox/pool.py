@@ -385,7 +385,8 @@ class SandboxPool:
                 box.reset()
                 clean = True
         except Exception as error:  # a sandbox with any error is replaced
-            _log.warning("%s: sandbox %s is replaced: %s", self.name, box.id, error)
+            if not self._closed:  # then none takes its place
+                _log.warning("%s: sandbox %s is replaced: %s", self.name, box.id, error)
         with self._lock:
             self.resetting -= 1
             if clean and self._keep(box):

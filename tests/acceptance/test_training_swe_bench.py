@@ -8,6 +8,7 @@ import pytest
 from training_process import training
 
 from agentgym.core.trajectory import read_jsonl
+from agentgym.sandbox.backends import docker
 from agentgym_envs.swe_bench.images import build
 from agentgym_envs.swe_bench.instances import read_instances
 
@@ -17,7 +18,6 @@ STEPS = 2
 # As small as a policy can be: what it writes is noise. The expert's episodes show it a call of a tool.
 SMALL = (
     "engine=embedded",
-    "sandbox=bubblewrap",
     "learner.workers=1",
     "model.tiny.hidden=64",
     "model.tiny.heads=2",
@@ -34,7 +34,8 @@ SMALL = (
     "trainer.eval_episodes=1",
     f"trainer.steps={STEPS}",
 )
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.bubblewrap, pytest.mark.data, pytest.mark.timeout(600)]
+BOTH = [pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), pytest.param("docker", marks=pytest.mark.docker)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +46,17 @@ def instances(tmp_path_factory) -> Path:
     lines = {json.loads(line)["instance_id"]: line for line in LITE.read_text().splitlines()}
     file = tmp_path_factory.mktemp("instances") / "two.jsonl"
     file.write_text("".join(f"{lines[id]}\n" for id in IDS))
-    for image in build(read_instances(file), docker=False):
+    for image in build(read_instances(file)):
         assert image.built, image.error
     return file
 
 
-def test_two_steps_are_trained_on_real_repositories(instances: Path, in_shared_ray, tmp_path: Path) -> None:
-    with training(tmp_path, "+env=swe_bench", *SMALL, f"env.kwargs.data={instances}", env=in_shared_ray) as run:
+@pytest.mark.parametrize("sandbox", BOTH)
+def test_two_steps_are_trained_on_real_repositories(sandbox, instances: Path, in_shared_ray, tmp_path: Path) -> None:
+    given = (*SMALL, f"sandbox={sandbox}", f"env.kwargs.data={instances}")
+    # The engine of the tests is on ext4, where it cannot limit layers. Workers of a Ray that runs already would not know.
+    env = {docker.UNLIMITED: "1"} if sandbox == "docker" else in_shared_ray
+    with training(tmp_path, "+env=swe_bench", *given, env=env) as run:
         assert run.wait(560) == 0, run.told()
         assert [record["step"] for record in run.of_kind("train")] == list(range(1, STEPS + 1))
         assert all(record["failed"] == 0 for record in run.of_kind("train") + run.of_kind("eval"))

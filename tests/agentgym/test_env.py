@@ -85,6 +85,11 @@ def test_an_async_environment_with_a_plain_method_is_refused():
                 return self.outcome("")
 
 
+def test_a_set_without_tasks_has_none_to_draw():
+    with pytest.raises(ValueError, match="Env: mine/train has no task to draw: bind one"):
+        Env(tasks=TaskSet([], name="mine/train")).reset(seed=0)
+
+
 def test_an_async_environment_draws_its_task_as_a_plain_one_does():
     async def drawn(env):
         return [(await env.reset(seed=seed))[0] for seed in range(5)]

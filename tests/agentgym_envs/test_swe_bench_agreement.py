@@ -11,13 +11,19 @@ from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import recipe_of
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "swe_agreement.py"
-OFTEN = {"django__django-10914": "bubblewrap", "pallets__flask-4992": "docker"}
+# Six of two releases, which other tests build too.
+OFTEN = {
+    "django__django-10914": "bubblewrap",
+    "django__django-11133": "bubblewrap",
+    "django__django-11583": "bubblewrap",
+    "django__django-10924": "docker",
+    "pallets__flask-4992": "docker",
+    "pallets__flask-5063": "docker",
+}
 # Where all is tested: of each other recipe one, with few tests.
 SELDOM = {
-    "django__django-10924": "docker",
     "django__django-13447": "bubblewrap",
     "django__django-16527": "bubblewrap",
-    "pallets__flask-5063": "docker",
     "pytest-dev__pytest-7220": "bubblewrap",
     "pytest-dev__pytest-9359": "bubblewrap",
     "sympy__sympy-12481": "bubblewrap",

@@ -10,8 +10,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 GUEST_MEMORY = 24 << 20  # bytes for the guest and its starter, besides the programs'
@@ -46,8 +46,7 @@ def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
     """Limit the files in tmpfs folders of a process's sandbox, which needs no right to mount; the error, or "" on success."""
     try:
         if not os.getuid():
-            with ThreadPoolExecutor(1) as thread:  # it ends in there: its namespace ends with it
-                thread.submit(_remount, pid, folders, files).result()
+            _in_own_thread(lambda: _remount(pid, folders, files))
             return ""
         # A process with threads cannot enter the user namespace that the mounts belong to.
         command = [sys.executable, "-I", "-S", __file__, str(pid), str(files), *folders]
@@ -55,6 +54,23 @@ def limit_files(pid: int, folders: Sequence[str], files: int) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip()[-300:] or f"exit code {done.returncode}"
+
+
+def _in_own_thread(work: Callable[[], None]) -> None:
+    """Do it in a thread that ends with it, and so does the thread's namespace. While a program ends, executors take no work."""
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _remount(pid: int, folders: Sequence[str], files: int) -> None:

@@ -115,6 +115,23 @@ class TestEnd:
         box.close()
         assert process_of(box) is None
 
+    @needs_root
+    def test_it_starts_while_its_host_ends(self):
+        """Then executors take no work, and a sandbox that was given back is made anew until the pools close."""
+        code = (
+            "import concurrent.futures.thread, threading\n"
+            "from agentgym.sandbox import SandboxSpec\n"
+            "from agentgym.sandbox.backends.bubblewrap import open_bubblewrap\n"
+            "def late():\n"
+            "    threading.main_thread().join()\n"
+            "    box = open_bubblewrap(SandboxSpec(), 'tests')\n"
+            "    print(box.exec('echo started').stdout)\n"
+            "    box.close()\n"
+            "threading.Thread(target=late).start()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("started\n\n", "")
+
     def test_a_forked_child_does_not_end_it(self, start):
         box = start()
         pid = os.fork()

@@ -321,6 +321,18 @@ def test_closing_ends_the_lent_ones_too(pool_of, maker):
     assert pool.places.taken.sandboxes == 0
 
 
+def test_a_reset_that_the_close_interrupts_is_no_fault(pool_of, maker, caplog):
+    pool = pool_of()
+    lease = pool.acquire()
+    maker.reset_seconds, maker.reset_fails = 0.2, True
+    with caplog.at_level(logging.WARNING):
+        lease.close()
+        until(lambda: maker.made[0].resets == 1)
+        pool.close()
+        until(lambda: pool.places.taken.sandboxes == 0 and maker.closed)
+    assert caplog.text == ""
+
+
 def test_closing_tells_those_who_wait(pool_of):
     pool = pool_of(limit=1)
     held = pool.acquire()
