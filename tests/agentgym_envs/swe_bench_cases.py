@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from agentgym.sandbox import SandboxError
 from agentgym.sandbox.backends import docker, engine
 from agentgym.sandbox.backends.bubblewrap import usable
 from agentgym.sandbox.images import debian, interpreters
+from agentgym_envs import register_all
 from agentgym_envs.swe_bench import images
 from agentgym_envs.swe_bench.instances import Instance, read_instances
 from agentgym_envs.swe_bench.recipes import recipe_of
@@ -74,6 +76,19 @@ def instance(**changes: Any) -> Instance:
 
 
 @cache
+@cache
+def agreement_benchmark() -> ModuleType:
+    """`benchmarks/swe_agreement.py`."""
+    register_all()
+    file = Path(__file__).parents[2] / "benchmarks" / "swe_agreement.py"
+    spec = importlib.util.spec_from_file_location("swe_agreement", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def swebench(module: str, major: int) -> ModuleType:
     """A module of SWE-bench's package of a major version, from the folder where `make setup` puts it; skips without.
 

@@ -1,16 +1,11 @@
 """Rebuilt instances of each recipe: grades are what they should be, and those of SWE-bench's package on the same logs."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-from swe_bench_cases import LITE, built, require, swebench
+from swe_bench_cases import LITE, agreement_benchmark, built, require, swebench
 
-from agentgym_envs import register_all
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import recipe_of
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "swe_agreement.py"
 # Six of two releases, which other tests build too.
 OFTEN = {
     "django__django-10914": "bubblewrap",
@@ -42,15 +37,6 @@ def instances():
     return {one.id: one for one in read_instances(LITE)}
 
 
-@pytest.fixture(scope="module")
-def agreement():
-    register_all()
-    spec = importlib.util.spec_from_file_location("swe_agreement", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_all_instances_have_a_recipe_but_those_whose_tests_need_a_network(instances):
     without = {one.repo for one in instances.values() if recipe_of(one) is None}
     assert without == {"psf/requests"}
@@ -64,10 +50,11 @@ def test_each_recipe_has_an_instance_here(instances):
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(("id", "backend"), (OFTEN | SELDOM).items())
-def test_all_grades_are_right_and_those_of_swe_bench(agreement, id, backend, uncut, monkeypatch):
+def test_all_grades_are_right_and_those_of_swe_bench(id, backend, uncut, monkeypatch):
     if id not in OFTEN and not uncut:
         pytest.skip("AGENTGYM_TEST_ALL is not set")
     require(backend, monkeypatch)
+    agreement = agreement_benchmark()
     found = agreement.measured(swebench("harness.grading", 5), built(id), LITE, backend)
     assert found["errors"] == {}
     assert {name: found[name]["resolved"] for name in agreement.WANTED} == agreement.WANTED
