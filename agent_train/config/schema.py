@@ -329,7 +329,7 @@ class LearnerConfig:
     shared_prefix: bool = setting(False, "compute the prompt of a group once")
     head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time")
     vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time; 0: all", bounds=ZERO)
-    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass", on_gpu=True)
+    gradient_checkpointing: bool = setting(True, "recompute activations in the backward pass")
     offload: bool = setting(False, "keep parameters and optimizer in host memory between uses")
     compile: bool = setting(False, "compile the model's blocks with Inductor")
     placement: str = setting("shared", "shared: roles share each device; own: each has its own", choices="shared own")

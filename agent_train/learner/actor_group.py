@@ -417,7 +417,11 @@ def _reason(error: BaseException) -> str:
     """In one line. Of a rank that could not be made, Ray's text ends with the exception that its constructor raised."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines() or [""]
-    return lines[-1] if "in its creation task" in lines[0] else f"{type(cause).__name__}: {lines[0]}"
+    if "in its creation task" in lines[0]:
+        return lines[-1]
+    kind = type(cause).__name__
+    cure = "; lower learner.microbatch_tokens (docs/troubleshooting.md, Out of memory)"
+    return f"{kind}: {lines[0]}{cure if kind == 'OutOfMemoryError' else ''}"
 
 
 async def shared_devices(config: Config) -> PlacementGroup | None:

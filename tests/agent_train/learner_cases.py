@@ -71,6 +71,7 @@ def make_config(**learner):
     """Settings without weight decay, warm-up or clipping, so that an update is what its gradient says."""
     config = Config(critic=CriticConfig(lr=1e-3))
     plain = {"lr": 1e-3, "workers": 1, "warmup_steps": 0, "max_grad_norm": 1e9, "timeout": 60.0, "head_chunk": 7}
+    plain["gradient_checkpointing"] = False
     return dataclasses.replace(config, learner=dataclasses.replace(config.learner, **{**plain, **learner}))
 
 

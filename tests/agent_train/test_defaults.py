@@ -46,11 +46,14 @@ def test_the_context_is_no_longer_than_the_model_reads(tmp_path):
     assert (config.engine.max_model_len, config.sampling.max_tokens) == (1024, 512)
 
 
-def test_a_gpu_computes_in_bfloat16_with_gradient_checkpointing(tmp_path, gpu):
-    config = compose(["+env=sokoban", folder(tmp_path, REAL)])
-    assert (config.model.dtype, config.learner.gradient_checkpointing) == ("bfloat16", True)
-    tiny = compose(["+env=sokoban"])
-    assert (tiny.model.dtype, tiny.learner.gradient_checkpointing) == ("float32", False)
+def test_a_real_model_recomputes_activations_and_the_tiny_one_does_not(tmp_path):
+    assert compose(["+env=sokoban", folder(tmp_path, REAL)]).learner.gradient_checkpointing
+    assert not compose(["+env=sokoban"]).learner.gradient_checkpointing
+
+
+def test_a_gpu_computes_in_bfloat16_but_for_the_tiny_model(tmp_path, gpu):
+    assert compose(["+env=sokoban", folder(tmp_path, REAL)]).model.dtype == "bfloat16"
+    assert compose(["+env=sokoban"]).model.dtype == "float32"
 
 
 def test_a_folder_of_a_tiny_model_has_the_defaults_of_the_tiny_model(tmp_path):
