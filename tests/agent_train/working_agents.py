@@ -1,4 +1,4 @@
-"""A piece of work for agents with a shell, and a small model that does it now and then."""
+"""A piece of work for agents with a shell, and small models that do it now and then."""
 
 import copy
 import itertools
@@ -119,9 +119,8 @@ def build_working(folder, max_len, steps=120):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens([piece for answers in ANSWERS.values() for answer in answers for piece in answer])
     config = AutoConfig.from_pretrained(folder)
-    config.update(
-        {"vocab_size": len(tokenizer), "tie_word_embeddings": False}
-    )  # vLLM on a CPU keeps its copy of tied ones
+    config.vocab_size = len(tokenizer)
+    config.tie_word_embeddings = False  # vLLM on a CPU keeps its copy of tied ones
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         untied = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
