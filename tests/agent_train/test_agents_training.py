@@ -1,18 +1,13 @@
 """Agents that play by themselves, in training: what the engine samples for them is what is trained, each token once."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import openai
 import pytest
 from engine_models import MAX_LEN, build, perturb, reference_logprobs
-from named_agents import installed
-from working_agents import COMMANDS, build_working, in_blocks, in_calls
+from logged_run import run_in_turn, trained
 
 from agent_train.algorithms.selection import is_truncated, participants, turn_rewards
 from agent_train.config.compose import compose
@@ -20,14 +15,13 @@ from agent_train.config.schema import AlgorithmConfig, Config, ConfigError
 from agent_train.config.validation import validate
 from agent_train.data.samples import samples_of
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.report.metrics import read_metrics
 from agent_train.rollout.agents import EngineBackend, agents_of
 from agent_train.rollout.journal import Journal
 from agent_train.rollout.renderer import Renderer
 from agentgym.agents.play import play_agent
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
-from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn, read_jsonl
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 from agentgym.gateway import Gateway, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -310,38 +304,6 @@ TINY = ("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=1
 FROZEN_LAKE = ("+env=frozen_lake", *TINY, "sft.batch_rows=8", "env.kwargs.shaping=1.0", "trainer.eval_episodes=4")
 
 
-def trained(folder, shared_ray, *words):
-    """The folder of a run of two steps, its training trajectories and their samples: all that the engine sampled, and no more."""
-    words = [*words, "learner.workers=1", "trainer.steps=2", f"trainer.runs_dir={folder}", "trainer.name=run"]
-    log = folder / "engine.log"
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "logged_run.py"), str(log), *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, **shared_ray, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    files = sorted((folder / "run/trajectories").glob("*.jsonl"))
-    trajectories = [t for path in files if path.name.startswith("train") for t in read_jsonl(path)]
-    played = [t for path in files for t in read_jsonl(path)]
-    assert not any(t.failed for t in played), [t.error for t in played]
-
-    sampled = [json.loads(line) for line in log.open()]
-    told = [[*vars(turn.tokens).values()][:4] for t in played for turn in t.turns]
-    assert sorted(told) == sorted(sampled), "log-probabilities and versions are those of the engine's own log too"
-
-    rows = [row for t in trajectories for row in samples_of(t, 1.0, turn_rewards(t, AlgorithmConfig()))]
-    ids = sorted(id for row in rows for id, is_trained in zip(row.ids, row.mask, strict=True) if is_trained)
-    assert ids == sorted(id for t in trajectories for turn in t.turns for id in turn.tokens.completion_ids)
-    steps = [record for record in read_metrics(folder / "run/metrics.jsonl") if record["kind"] == "train"]
-    assert [step["agent"]["trainable"] >= 0.995 for step in steps] == [True, True]
-    assert sum(step["sampled_tokens"] for step in steps) == len(ids)
-    return folder / "run", trajectories, rows
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -357,80 +319,8 @@ def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(eng
         "sft.lr=5e-3",
     ]
     words += ["algorithm.group_size=4", "trainer.groups_per_step=4", "trainer.staleness=1"]
-    folder, trajectories, rows = trained(tmp_path, in_shared_ray, *words)
+    run_in_turn([(tmp_path, words)], in_shared_ray)
+    trajectories, rows, _ = trained(tmp_path)
     assert len(trajectories) == 32
     assert len(rows) < sum(len(t.turns) for t in trajectories), "turns that go on from one another are one row"
-    steps = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "train"]
-    assert all(step["update"]["grad_norm"] > 0 for step in steps)
-    assert (folder / "gateway/001/calls.jsonl").stat().st_size > 0
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["langgraph", "openai-agents", "smolagents"])
-def test_so_does_one_for_an_unchanged_agent_of_another_project(name, uncut, in_shared_ray, tmp_path):
-    if name != "openai-agents" and not uncut:
-        pytest.skip("takes a minute; set AGENTGYM_TEST_ALL to run it")
-    installed(name)
-    words = [*FROZEN_LAKE, "engine=embedded", f"agent={name}", "sft.episodes=32", "engine.max_model_len=16384"]
-    words += ["algorithm.group_size=2", "trainer.groups_per_step=2", "agent.incomplete=true", "agent.max_turns=6"]
-    _, trajectories, _ = trained(tmp_path, in_shared_ray, *words)
-    assert len(trajectories) == 8
-
-
-def worked(folder, shared_ray, name, answers, *words):
-    """`trained` for an agent that works in a shell, with a model that gives these answers."""
-    installed(name)
-    model = build_working(folder / "model", answers, max_len := 20_000)
-    words = [
-        "+env=working_agents:Number",
-        f"model.path={model}",
-        f"engine.max_model_len={max_len}",
-        f"agent={name}",
-        *words,
-    ]
-    words += [
-        "algorithm.group_size=2",
-        "trainer.groups_per_step=2",
-        "trainer.eval_episodes=1",
-        "sampling.max_tokens=20",
-    ]
-    found, trajectories, rows = trained(folder, shared_ray, *words, "agent.incomplete=true", "agent.max_turns=5")
-    assert len(trajectories) == 8
-    assert not any(t.metadata["agent"].get("killed") for t in trajectories), "each has ended by itself, at a limit too"
-    names = []
-    for t in trajectories:
-        actions = [step["action"] for step in t.metadata["steps"]]
-        calls = [call["function"] for action in actions for call in action.get("tool_calls") or ()]
-        commands = [json.loads(call["arguments"]).get("command") for call in calls]
-        written = [COMMANDS.index(command) + 1 for command in commands if command in COMMANDS[:2]]
-        assert t.reward == (written[-1:] == [int(t.task_id[-1])]), "what is in the file is judged"
-        names += [call["name"] for call in calls]
-    assert set(names) == {"bash", "submit"}
-    return found, trajectories, rows
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.sandbox
-@pytest.mark.timeout(900)
-def test_so_does_one_for_codex_whose_episodes_may_go_on_over_an_update(in_shared_ray, tmp_path):
-    """Episodes of the second step begin with the first weights, and go on with the second ones."""
-    words = ["engine=vllm", "algorithm=decoupled_ppo", "trainer.staleness=1", "env.kwargs.late=4"]
-    words += ["engine.max_concurrent=4"]  # so that the first four are those of the first step
-    words += [f"env.kwargs.update={tmp_path}/run/trajectories/train-000001.jsonl"]
-    _, trajectories, rows = worked(tmp_path, in_shared_ray, "codex", in_calls(), *words)
-    versions = [[set(turn.tokens.versions) for turn in t.turns] for t in trajectories]
-    assert all(len(told) == 1 for turns in versions for told in turns)
-    assert [{0}, {1}] in [turns[:2] for turns in versions], versions
-    assert any({0, 1} <= set(row.versions) for row in rows), "and one row has tokens of both"
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.sandbox
-@pytest.mark.timeout(900)
-def test_so_does_one_for_mini_swe_agent_in_a_shell(in_shared_ray, tmp_path):
-    worked(tmp_path, in_shared_ray, "mini-swe-agent", in_blocks(), "engine=embedded", "engine.batch_wait=1")
+    assert (tmp_path / "run/gateway/001/calls.jsonl").stat().st_size > 0

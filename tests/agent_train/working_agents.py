@@ -1,9 +1,13 @@
-"""A piece of work for agents with a shell, and a small model that does it now and then."""
+"""A piece of work for agents with a shell, and small models that do it now and then."""
 
+import copy
 import itertools
 import json
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -30,7 +34,7 @@ class Number(Env):
     max_turns = 20
     sandbox_image = "python"
     step_seconds = 600.0
-    begun = itertools.count()  # in training
+    begun: ClassVar[defaultdict[str | None, Iterator[int]]] = defaultdict(itertools.count)  # in training, by `update`
 
     def __init__(self, update=None, late=0, sandbox=None, **options):
         super().__init__(**options)
@@ -49,7 +53,7 @@ class Number(Env):
         self.close()
         self._box, self._submitted = acquire(SandboxSpec("python"), self.sandbox), False
         self._bench.begin(self._box, WORKSPACE, f"cd {WORKSPACE}")
-        number = next(self.begun) if self.current_task.id.startswith("train") else -1
+        number = next(self.begun[self.update]) if self.current_task.id.startswith("train") else -1
         self._waits = self.update is not None and number >= self.late
         return list(self.current_task.messages), {}
 
@@ -85,29 +89,51 @@ def in_blocks():
     return [[f"```mswea_bash_command\n{command}\n```"] for command in (*COMMANDS, DONE)]
 
 
-def in_calls():
-    """What codex's model says."""
+def in_calls(prefix=""):
+    """What the model of an agent says that calls the environment's tools, by names that begin so."""
     calls = [("bash", {"command": command}) for command in COMMANDS]
-    named = [{"name": f"mcp__environment__{name}", "arguments": given} for name, given in (*calls, ("submit", {}))]
+    named = [{"name": f"{prefix}{name}", "arguments": given} for name, given in (*calls, ("submit", {}))]
     return [["<tool_call>", json.dumps(call), "</tool_call>"] for call in named]
 
 
-def build_working(folder, answers, max_len, steps=120):
-    """A model that gives one of the answers, whatever it was asked: each is a sequence of its vocabulary.
+ANSWERS = {
+    "codex": in_calls("mcp__environment__"),
+    "langgraph": in_calls(),
+    "mini-swe-agent": in_blocks(),
+    "openai-agents": in_calls(),
+    "smolagents": in_calls(),
+}
 
-    It learns them without attention, so that a prompt of any length does not matter; in training all of it learns.
+
+def build_working(folder, max_len, steps=120):
+    """A model for each agent, that gives one of its answers, whatever it was asked: each is a sequence of the vocabulary.
+
+    All have the same shape, so one server can serve them in turn. They learn their answers without attention, so that a prompt of
+    any length does not matter; in training all of a model learns.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
     texts = [file.read_text() for file in sorted(DOCS.glob("*.md"))]
     build_tiny(folder, texts, TinyConfig(64, 1, 2, 128, 2048), max_len, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([piece for answer in answers for piece in answer])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    attention = model.model.layers[0].self_attn.o_proj.weight
-    torch.nn.init.zeros_(attention).requires_grad_(False)
+    tokenizer.add_tokens([piece for answers in ANSWERS.values() for answer in answers for piece in answer])
+    config = AutoConfig.from_pretrained(folder)
+    config.vocab_size = len(tokenizer)
+    config.tie_word_embeddings = False  # vLLM on a CPU keeps its copy of tied ones
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        untied = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    torch.nn.init.zeros_(untied.model.layers[0].self_attn.o_proj.weight).requires_grad_(False)
+    for name, answers in ANSWERS.items():
+        model = copy.deepcopy(untied)
+        _teach(model, tokenizer, answers, steps)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return {name: str(folder / name) for name in ANSWERS}
+
+
+def _teach(model, tokenizer, answers, steps):
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
     rows = tokenizer([f"<|assistant|>{''.join(answer)}<|end|>" for answer in answers], return_tensors="pt").input_ids
     assert rows.shape[1] == len(answers[0]) + 2, "each piece is a token"
@@ -115,6 +141,3 @@ def build_working(folder, answers, max_len, steps=120):
         optimizer.zero_grad()
         model(rows, labels=rows).loss.backward()
         optimizer.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
