@@ -1,9 +1,10 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Four games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Five games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
 against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
 tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
+`countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert.
 All runs of a game and a seed start from the same warm start, which is made once, and learn from as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
@@ -48,6 +49,17 @@ PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
+# A real model of about 0.1 B parameters on a CPU: two or three numbers, one attempt, so that a step takes less than a minute.
+COUNTDOWN = (
+    *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
+    *("sampling.max_tokens=24", "engine.max_model_len=256", "engine.kv_cache_bytes=1073741824"),
+    *("sft.episodes=256", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5"),
+)
+REAL = (
+    *("engine=vllm", "algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=16", "trainer.steps=30"),
+    *("learner.lr=2e-5", "learner.schedule=linear", "learner.shared_prefix=true", "learner.microbatch_tokens=2048"),
+    *("trainer.eval_episodes=200", "trainer.eval_every=10"),
+)
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,13 @@ CURVES = (
     Curve("game-perfect", "self_play", (*PERFECT, *GAMES), "tic_tac_toe"),
     Curve("game-self", "self_play", (*SELF, *GAMES), "tic_tac_toe_self"),
     Curve("game-past", "self_play", (*PAST, *SELF, *GAMES), "tic_tac_toe_self"),
+    Curve("countdown", "countdown", (*COUNTDOWN, *REAL), "countdown"),
 )
 ALWAYS = ("engine=embedded", "learner.workers=1")
-WARM_STARTS = {"self_play": PLAYER}  # by game; of the others, the default job's
+WARM_STARTS = {
+    "self_play": PLAYER,
+    "countdown": ("+env=countdown", *COUNTDOWN),
+}  # by game; of the others, the default job's
 
 
 def train(settings: list[str], log: Path) -> None:
@@ -192,16 +208,19 @@ def summary(out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [curve.name for curve in CURVES]
+    own = [curve.name for curve in CURVES if curve.game != "countdown"]
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... of each recipe (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("docs/results/curves"), help="for records, pictures, table.md")
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"), help="for the run folders")
-    parser.add_argument("--only", default=",".join(names), help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--only", default=",".join(own), help=f"of {', '.join(names)} (default: all but countdown)")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("more", nargs="*", metavar="key=value", help="settings of every run, after the recipe's own")
     args = parser.parse_intermixed_args()
     only = args.only.split(",")
     if unknown := set(only) - set(names):
         parser.error(f"--only: no {min(unknown)}; there are {', '.join(names)}")
+    if "countdown" in only and not args.draw and not any(each.startswith("model.path=") for each in args.more):
+        parser.error("countdown takes a real model: add model.path=DIR, such as SmolLM2-135M-Instruct's folder")
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if args.draw else range(args.seeds):
         for curve in CURVES:
