@@ -118,12 +118,29 @@ def sample(uncut):
 
 
 @pytest.fixture(scope="session")
-def in_shared_ray():
+def shared_address():
+    """The variables with which a run joins the Ray that tests share."""
+    from shared_ray import new_address
+
+    return new_address()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Starts commands of Python that need not import everything once more."""
+    from preloaded import preloaded
+
+    with preloaded(os.environ) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def in_shared_ray(shared_address, forks):
     """The environment of a run that need not start and end its own Ray."""
     from shared_ray import shared_ray
 
-    with shared_ray() as joins:
-        yield joins
+    with shared_ray(shared_address, forks):
+        yield shared_address
 
 
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.

@@ -50,8 +50,10 @@ def instances(tmp_path_factory) -> Path:
     return file
 
 
-def test_two_steps_are_trained_on_real_repositories(instances: Path, in_shared_ray, tmp_path: Path) -> None:
-    with training(tmp_path, "+env=swe_bench", *SMALL, f"env.kwargs.data={instances}", env=in_shared_ray) as run:
+def test_two_steps_are_trained_on_real_repositories(instances: Path, in_shared_ray, forks, tmp_path: Path) -> None:
+    with training(
+        tmp_path, "+env=swe_bench", *SMALL, f"env.kwargs.data={instances}", env=in_shared_ray, forks=forks
+    ) as run:
         assert run.wait(560) == 0, run.told()
         assert [record["step"] for record in run.of_kind("train")] == list(range(1, STEPS + 1))
         assert all(record["failed"] == 0 for record in run.of_kind("train") + run.of_kind("eval"))
