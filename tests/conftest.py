@@ -7,9 +7,11 @@ where AGENTGYM_NEED_BROWSER and AGENTGYM_NEED_MACHINES are.
 Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
 """
 
+import contextlib
 import gc
 import os
 import random
+import sys
 from functools import cache
 
 import pytest
@@ -141,6 +143,23 @@ def in_shared_ray(shared_address, forks):
 
     with shared_ray(shared_address, forks):
         yield shared_address
+
+
+@pytest.fixture(scope="session")
+def workers_as_forks(forks, tmp_path_factory):
+    """A context in which this process starts a Ray of its own, whose workers are forks."""
+    from shared_ray import python_that_forks
+
+    python = str(python_that_forks(tmp_path_factory.mktemp("ray"), forks))
+
+    @contextlib.contextmanager
+    def started():
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(sys, "executable", python)
+            changed.setenv("OMP_NUM_THREADS", "1")  # as the process that forks has it
+            yield
+
+    return started
 
 
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.

@@ -41,6 +41,14 @@ def new_address() -> dict[str, str]:
     return {**joins, "OMP_NUM_THREADS": "1"}
 
 
+def python_that_forks(folder: Path, forks: Preloaded) -> Path:
+    """What Ray may take for Python, in this folder."""
+    python = folder / "python"
+    python.write_text(PYTHON.format(python=sys.executable, path=str(forks.path)))
+    python.chmod(0o755)
+    return python
+
+
 @contextlib.contextmanager
 def shared_ray(joins: Mapping[str, str], forks: Preloaded) -> Iterator[None]:
     """The cluster that runs with these variables join, whose workers are forks."""
@@ -51,9 +59,7 @@ def shared_ray(joins: Mapping[str, str], forks: Preloaded) -> Iterator[None]:
     words += ["--include-log-monitor=false", "--no-monitor"]  # what passes lines of logs on, and the autoscaler
     # Ray would start as many workers as CPUs at once.
     own = {"RAY_prestart_worker_first_driver": "0"}
-    python, env = folder / "python", {**os.environ, **joins, **own}
-    python.write_text(PYTHON.format(python=sys.executable, path=str(forks.path)))
-    python.chmod(0o755)
+    python, env = python_that_forks(folder, forks), {**os.environ, **joins, **own}
     ray = f"import sys; sys.executable = {str(python)!r}; from ray.scripts.scripts import main; main()"
     with reaped(str(folder)), (folder / "log").open("wb") as log:
         cluster = subprocess.Popen(
