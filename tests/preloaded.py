@@ -27,9 +27,9 @@ from typing import IO, Any, NoReturn
 PRELOADED = ("agent_train.config.compose", "agent_train.config.validation", "agent_train.learner.worker")
 READY_SECONDS = 120.0
 POLL_SECONDS = 0.02
-# Read while something is imported, or before Python starts. PYTHONPATH is followed, and PYTHONUNBUFFERED changes no result.
+# Read while something is imported, or before Python starts. Of the others PYTHONPATH is followed, and Ray sets the last one in who imports it.
 READ_BY_IMPORTS = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "PYTHON", "LD_", "TORCH_", "PYTORCH_", "HF_", "TRANSFORMERS_")
-FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED")
+FOLLOWED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONBREAKPOINT")
 
 
 class Forked:
@@ -129,8 +129,7 @@ def preloaded(env: Mapping[str, str]) -> Iterator[Preloaded]:
                 time.sleep(POLL_SECONDS)
             yield Preloaded(path)
         finally:
-            process.kill()
-            process.wait()
+            process.communicate(timeout=READY_SECONDS)  # at the end of its standard input it kills what still runs
 
 
 class _Server:
@@ -150,6 +149,7 @@ class _Server:
         while True:
             for key, _ in self._events.select():
                 if key.fd == 0:
+                    self._kill()
                     sys.exit()
                 elif key.fileobj is self._listener:
                     if (asked := self._fork()) is not None:
@@ -174,6 +174,12 @@ class _Server:
             answers.sendall(struct.pack("i", pid))
         self._events.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, answers))
         return None
+
+    def _kill(self) -> None:
+        """The tests are gone: nobody waits for what still runs."""
+        for key in self._events.get_map().values():
+            if key.data:
+                os.kill(key.data[0], signal.SIGKILL)
 
     def _ended(self, key: selectors.SelectorKey) -> None:
         pid, answers = key.data
