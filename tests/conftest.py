@@ -22,6 +22,9 @@ from agentgym.processes.child_process import restore_default_signals
 def pytest_configure():
     """Ctrl-C and SIGHUP are tested: what the shell or `nohup` made of them must not matter."""
     restore_default_signals()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        # Tests share the cores: threads of torch that wait for each other's turn would spin for most of the time.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     gc.disable()  # until all tests and what they import are there
 
 
