@@ -7,9 +7,11 @@ where AGENTGYM_NEED_BROWSER and AGENTGYM_NEED_MACHINES are.
 Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
 """
 
+import contextlib
 import gc
 import os
 import random
+import sys
 from functools import cache
 
 import pytest
@@ -20,6 +22,9 @@ from agentgym.processes.child_process import restore_default_signals
 def pytest_configure():
     """Ctrl-C and SIGHUP are tested: what the shell or `nohup` made of them must not matter."""
     restore_default_signals()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        # Tests share the cores: threads of torch that wait for each other's turn would spin for most of the time.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     gc.disable()  # until all tests and what they import are there
 
 
@@ -118,12 +123,46 @@ def sample(uncut):
 
 
 @pytest.fixture(scope="session")
-def in_shared_ray():
+def shared_address():
+    """The variables with which a run joins the Ray that tests share."""
+    from shared_ray import new_address
+
+    return new_address()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Starts commands of Python that need not import everything once more."""
+    from preloaded import preloaded
+
+    with preloaded(os.environ) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def in_shared_ray(shared_address, forks):
     """The environment of a run that need not start and end its own Ray."""
     from shared_ray import shared_ray
 
-    with shared_ray() as joins:
-        yield joins
+    with shared_ray(shared_address, forks):
+        yield shared_address
+
+
+@pytest.fixture(scope="session")
+def workers_as_forks(forks, tmp_path_factory):
+    """A context in which this process starts a Ray of its own, whose workers are forks."""
+    from shared_ray import python_that_forks
+
+    python = str(python_that_forks(tmp_path_factory.mktemp("ray"), forks))
+
+    @contextlib.contextmanager
+    def started():
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(sys, "executable", python)
+            changed.setenv("OMP_NUM_THREADS", "1")  # as the process that forks has it
+            yield
+
+    return started
 
 
 # The variables of the environment that make what is missing an error; sandboxes' where nothing is said.

@@ -150,24 +150,16 @@ def test_register_and_train(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(in_shared_ray, tmp_path_factory):
+def trained(in_shared_ray, forks, tmp_path_factory):
     """What each example that trains printed, by its name, and the folder in which all of them ran."""
     cwd = tmp_path_factory.mktemp("trained")
     for file in EXAMPLES.glob("*.py"):  # a run's processes import from its current folder
         shutil.copy(file, cwd)
     with chat_endpoint() as judge:
         given = {**SHORT, "judge_reward": ("--base-url", judge, *SHORT["judge_reward"])}
-        done = subprocess.run(
-            [sys.executable, "-c", IN_TURN, json.dumps(given)],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            cwd=cwd,
-            env={**os.environ, **in_shared_ray},
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    printed = re.split(r"^example: (\w+)\n", done.stdout, flags=re.MULTILINE)[1:]
+        (cwd / "in_turn.py").write_text(IN_TURN)
+        said = forks.run(["in_turn.py", json.dumps(given)], {**os.environ, **in_shared_ray}, 900, cwd)
+    printed = re.split(r"^example: (\w+)\n", said, flags=re.MULTILINE)[1:]
     return dict(zip(printed[::2], map(str.splitlines, printed[1::2]), strict=True)), cwd
 
 

@@ -17,13 +17,13 @@ SETTINGS = ("+env=frozen_lake", "engine=embedded", *SMALL, f"trainer.steps={STEP
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(forks, tmp_path_factory):
     """A function that makes a run with more settings and waits for its end; the same settings again are another run."""
     runs = tmp_path_factory.mktemp("runs")
     opened = []
 
     def run(*settings: str, env: dict[str, str] | None = None) -> Training:
-        opened.append(training(runs, *settings, env=env))
+        opened.append(training(runs, *settings, env=env, forks=forks))
         made = opened[-1].__enter__()
         assert made.wait() == 0, made.told()
         return made

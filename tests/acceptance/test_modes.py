@@ -63,7 +63,7 @@ def finished(run):
     return held_out[0], held_out[-1]
 
 
-def test_sft_that_was_cut_off_goes_on_as_if_it_had_not_been(files, in_shared_ray, tmp_path):
+def test_sft_that_was_cut_off_goes_on_as_if_it_had_not_been(files, in_shared_ray, forks, tmp_path):
     given = (
         *settings(files, "sft", "sft", epochs=5),
         "learner.lr=5e-3",
@@ -72,11 +72,11 @@ def test_sft_that_was_cut_off_goes_on_as_if_it_had_not_been(files, in_shared_ray
         "trainer.save_every=10",
         "trainer.eval_every=10",
     )
-    with training(tmp_path, *given, env=in_shared_ray, name="whole") as whole:
+    with training(tmp_path, *given, env=in_shared_ray, forks=forks, name="whole") as whole:
         before, after = finished(whole)
     assert after["loss"] < before["loss"] / 4
     leave_as_killed_after(20, whole, tmp_path / "cut")
-    with training(tmp_path, *given, env=in_shared_ray, name="cut") as cut:
+    with training(tmp_path, *given, env=in_shared_ray, forks=forks, name="cut") as cut:
         finished(cut)
         assert "going on with cut from step 20" in cut.out
     assert [without_times(r) for r in cut.metrics] == [without_times(r) for r in whole.metrics]
@@ -97,9 +97,9 @@ def test_sft_that_was_cut_off_goes_on_as_if_it_had_not_been(files, in_shared_ray
     assert tokenizer.decode(said) == answer + "<|end|>"
 
 
-def test_dpo_prefers_what_was_chosen_in_pairs_that_it_never_saw(files, in_shared_ray, tmp_path):
+def test_dpo_prefers_what_was_chosen_in_pairs_that_it_never_saw(files, in_shared_ray, forks, tmp_path):
     given = (*settings(files, "dpo", "pairs", epochs=6), "learner.lr=3e-3", "data.batch_rows=20")
-    with training(tmp_path, *given, env=in_shared_ray) as run:
+    with training(tmp_path, *given, env=in_shared_ray, forks=forks) as run:
         before, after = finished(run)
     assert before["margin"] == pytest.approx(0.0, abs=1e-4)
     assert after["accuracy"] > 0.95
@@ -108,9 +108,9 @@ def test_dpo_prefers_what_was_chosen_in_pairs_that_it_never_saw(files, in_shared
     AutoModelForCausalLM.from_pretrained(run.checkpoint)
 
 
-def test_rm_is_a_classifier_that_others_load(files, in_shared_ray, tmp_path):
+def test_rm_is_a_classifier_that_others_load(files, in_shared_ray, forks, tmp_path):
     given = (*settings(files, "rm", "pairs", epochs=8), "learner.lr=3e-3", "data.batch_rows=20")
-    with training(tmp_path, *given, env=in_shared_ray) as run:
+    with training(tmp_path, *given, env=in_shared_ray, forks=forks) as run:
         _, after = finished(run)
     assert after["accuracy"] > 0.95
     assert len(run.of_kind("reward_model")) == 24

@@ -20,7 +20,7 @@ NAME = "killed"
 
 
 def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_were(
-    in_shared_ray, tmp_path: Path
+    in_shared_ray, forks, tmp_path: Path
 ) -> None:
     """PRIME drops groups without spread: four of four episodes leave some. Of 100,000 tasks those that were played come again."""
     settings = (
@@ -28,10 +28,10 @@ def test_a_reward_model_and_an_adapter_that_learn_and_pools_go_on_where_they_wer
         *("trainer.groups_per_step=4", "algorithm=prime", "lora.rank=4"),
         *("pools.groups=2", "pools.revisit=1", "pools.weights.unseen=0.1"),
     )
-    with training(tmp_path, *settings, env=in_shared_ray) as undisturbed:
+    with training(tmp_path, *settings, env=in_shared_ray, forks=forks) as undisturbed:
         assert undisturbed.wait() == 0, undisturbed.told()
     leave_as_killed_after(1, undisturbed, tmp_path / NAME)
-    with training(tmp_path, *settings, env=in_shared_ray, name=NAME) as run:
+    with training(tmp_path, *settings, env=in_shared_ray, name=NAME, forks=forks) as run:
         assert run.wait() == 0, run.told()
         assert "going on with killed from step 1" in run.out
     assert_equal_runs(run, undisturbed)

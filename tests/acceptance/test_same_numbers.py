@@ -40,6 +40,7 @@ import psutil
 import pytest
 import torch
 from equal_runs import assert_equal_runs, assert_equal_states, sampled, without_times
+from preloaded import Forked, Preloaded
 from safetensors.torch import load_file
 from training_process import COMMAND, ENDED_SECONDS, Training, training
 
@@ -129,9 +130,9 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return {"sha256": bits.hexdigest(), "norm": norm}
 
 
-def make(name: str, runs: Path, env: dict[str, str] | None = None) -> Training:
+def make(name: str, runs: Path, env: dict[str, str] | None = None, forks: Preloaded | None = None) -> Training:
     """Train with the installed command."""
-    with training(runs, *RUNS[name], env=env, name=name) as run:
+    with training(runs, *RUNS[name], env=env, name=name, forks=forks) as run:
         assert run.wait(SECONDS) == 0, run.told()
         return run
 
@@ -260,9 +261,9 @@ def records() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(in_shared_ray, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Training]:
+def made(in_shared_ray, forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Training]:
     """Trains when a run is first asked for."""
-    return cache(lambda name: make(name, tmp_path_factory.mktemp("runs"), in_shared_ray))
+    return cache(lambda name: make(name, tmp_path_factory.mktemp("runs"), in_shared_ray, forks))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -324,15 +325,15 @@ def test_on_a_machine_like_the_recorded_one_all_is_equal_to_the_bit(made, record
     assert not found, "\n".join([summary, *map(str, found)])
 
 
-def test_all_steps_of_a_run_are_trained_again_to_the_bit_without_its_engine(made, in_shared_ray) -> None:
+def test_all_steps_of_a_run_are_trained_again_to_the_bit_without_its_engine(made, in_shared_ray, forks) -> None:
     """Of one with a critic; with dynamic sampling, on older versions and with summaries they are in tests/agent_train."""
     run = made("ppo-seed-0")
     words = [COMMAND, "replay", str(run.folder), "step=1", f"through={STEPS}"]
     env = {**os.environ, **in_shared_ray}
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=SECONDS, env=env)
-    told = [line for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert told == [f"step {step}: the same weights, bit for bit" for step in range(1, STEPS + 1)], done.stderr
-    assert "critic.loss" in done.stdout
+    said = forks.run(words, env, SECONDS)
+    told = [line for line in said.splitlines() if line.startswith("step ")]
+    assert told == [f"step {step}: the same weights, bit for bit" for step in range(1, STEPS + 1)], said
+    assert "critic.loss" in said
 
 
 def kill(run: Training, victim: str, further: int) -> bool:
@@ -342,7 +343,7 @@ def kill(run: Training, victim: str, further: int) -> bool:
     """
     run.wait_for("its beginning", lambda: "reading tasks" in run.out)
     target = run.measured + further
-    found: psutil.Process | subprocess.Popen[bytes] | None = None
+    found: psutil.Process | subprocess.Popen[bytes] | Forked | None = None
     while found is None:
         if run.process.poll() is not None:
             return False
@@ -356,26 +357,28 @@ def kill(run: Training, victim: str, further: int) -> bool:
     return True
 
 
-def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(made, tmp_path: Path, uncut: bool) -> None:
+def test_a_run_that_was_killed_again_and_again_is_the_run_that_was_not(
+    made, forks, tmp_path: Path, uncut: bool
+) -> None:
     """The engine is in the driver's process, so the driver's death is its own. Moments are counted in records, not in seconds."""
     name, steps = "ppo-seed-0", 24 if uncut else STEPS
     settings = (*RUNS[name], f"trainer.steps={steps}", "trainer.eval_every=5", "trainer.save_every=1")
     rng = random.Random(6)
     for _ in range(10 if uncut else 1):
-        with training(tmp_path, *settings, name="killed") as run:
+        with training(tmp_path, *settings, name="killed", forks=forks) as run:
             assert kill(run, "rank", rng.randint(0, 4)), run.told()  # at first in the warm start, which begins anew
             run.wait_for("going back", lambda run=run: "; going on with killed" in run.out)
             before = 0 if (run.folder / "checkpoints" / "latest").exists() else WARM_RECORDS
             assert kill(run, "driver", before + rng.randint(0, 4)), run.told()
             assert run.wait() == -signal.SIGKILL
             assert run.left_behind(ENDED_SECONDS) == []
-    with training(tmp_path, *settings, name="killed") as run:
+    with training(tmp_path, *settings, name="killed", forks=forks) as run:
         assert run.wait(SECONDS) == 0, run.told()
         assert "going on with killed" in run.out
         assert sum(record["journal_turns"] for record in run.of_kind("train")) > 0
         assert all(record["diverged"] == record["replaced_tokens"] == 0 for record in run.of_kind("train"))
         assert not list((run.folder / "turns").iterdir()), "the last checkpoint holds all that they were for"
-    with training(tmp_path, *settings) if uncut else contextlib.nullcontext(made(name)) as undisturbed:
+    with training(tmp_path, *settings, forks=forks) if uncut else contextlib.nullcontext(made(name)) as undisturbed:
         assert undisturbed.wait(SECONDS) == 0, undisturbed.told()
     assert_equal_runs(run, undisturbed)
     assert_equal_states(run, undisturbed, ("policy", "critic"), tmp_path)

@@ -35,9 +35,9 @@ def started(run: Training, label: str) -> list[str]:
     return run.wait_for("its first container", lambda: containers(label))
 
 
-def test_two_steps_are_trained_in_containers_and_none_is_left(in_shared_ray, tmp_path) -> None:
+def test_two_steps_are_trained_in_containers_and_none_is_left(in_shared_ray, forks, tmp_path) -> None:
     label = f"test-{uuid.uuid4().hex[:8]}"
-    with training(tmp_path, "+env=code_mbpp", *SMALL, env={**in_shared_ray, "AGENTGYM_RUN": label}) as run:
+    with training(tmp_path, "+env=code_mbpp", *SMALL, env={**in_shared_ray, "AGENTGYM_RUN": label}, forks=forks) as run:
         assert started(run, label)
         assert run.wait() == 0, run.told()
         assert containers(label) == []

@@ -52,11 +52,13 @@ def instances(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("sandbox", BOTH)
-def test_two_steps_are_trained_on_real_repositories(sandbox, instances: Path, in_shared_ray, tmp_path: Path) -> None:
+def test_two_steps_are_trained_on_real_repositories(
+    sandbox, instances: Path, in_shared_ray, forks, tmp_path: Path
+) -> None:
     given = (*SMALL, f"sandbox={sandbox}", f"env.kwargs.data={instances}")
     # The engine of the tests is on ext4, where it cannot limit layers. Workers of a Ray that runs already would not know.
     env = {docker.UNLIMITED: "1"} if sandbox == "docker" else in_shared_ray
-    with training(tmp_path, "+env=swe_bench", *given, env=env) as run:
+    with training(tmp_path, "+env=swe_bench", *given, env=env, forks=forks) as run:
         assert run.wait(560) == 0, run.told()
         assert [record["step"] for record in run.of_kind("train")] == list(range(1, STEPS + 1))
         assert all(record["failed"] == 0 for record in run.of_kind("train") + run.of_kind("eval"))

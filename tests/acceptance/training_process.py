@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from preloaded import Forked, Preloaded
 
 from agent_train.report.metrics import read_metrics
 
@@ -55,7 +56,7 @@ LONG_STEPS = (*SMALL, "sft.episodes=16", "trainer.groups_per_step=16", "algorith
 class Training:
     """One run. `folder` is its run folder, `scratch` its TMPDIR and working directory, both its own."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     mark: str
     folder: Path
     scratch: Path
@@ -184,11 +185,16 @@ class Training:
 
 
 def start(
-    runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None, within: Sequence[str] = ()
+    runs: Path,
+    *settings: str,
+    env: dict[str, str] | None = None,
+    name: str | None = None,
+    within: Sequence[str] = (),
+    forks: Preloaded | None = None,
 ) -> Training:
     """Start `agent-train` with these settings, in a session, folder and TMPDIR of its own; its run folder is `runs/name`, or a new one.
 
-    `within` are the words of a command that becomes the one behind it.
+    `within` are the words of a command that becomes the one behind it. With `forks` it need not import what it needs.
     """
     # The sockets of Ray and vLLM lie in TMPDIR, and their names may have 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
@@ -196,25 +202,34 @@ def start(
     own = {MARK: mark, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     own["TORCHINDUCTOR_CACHE_DIR"] = str(runs / "torch")  # torch leaves it, in a deterministic run
     placed = [f"trainer.runs_dir={runs}", f"trainer.name={name}", f"engine.port={port}"]
+    words, env = [COMMAND, *settings, *placed], {**os.environ, **own, "COLUMNS": "200", **(env or {})}
+    process: subprocess.Popen[bytes] | Forked
     with (scratch / "out").open("wb") as out, (scratch / "err").open("wb") as err:
-        process = subprocess.Popen(
-            [*within, COMMAND, *settings, *placed],
-            env={**os.environ, **own, "COLUMNS": "200", **(env or {})},
-            cwd=scratch,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        if forks:
+            process = forks.start(words, env, scratch, out, err)
+        else:
+            process = subprocess.Popen(
+                [*within, *words],
+                env=env,
+                cwd=scratch,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
     return Training(process, mark, runs / name, scratch, port)
 
 
 @contextlib.contextmanager
 def training(
-    runs: Path, *settings: str, env: dict[str, str] | None = None, name: str | None = None
+    runs: Path,
+    *settings: str,
+    env: dict[str, str] | None = None,
+    name: str | None = None,
+    forks: Preloaded | None = None,
 ) -> Iterator[Training]:
     """`start`, and nothing left of it afterwards whatever the test says."""
-    run = start(runs, *settings, env=env, name=name)
+    run = start(runs, *settings, env=env, name=name, forks=forks)
     try:
         yield run
     finally:

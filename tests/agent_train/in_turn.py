@@ -1,19 +1,21 @@
 """`agent-train` several times in one process: what it imports takes most of the time of a short run."""
 
+from __future__ import annotations
+
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from preloaded import Preloaded
 
 END = "\x1e"
 
 
-def in_turn(commands: Sequence[Sequence[str]], env: Mapping[str, str], seconds: float) -> list[str]:
+def in_turn(forks: Preloaded, commands: Sequence[Sequence[str]], env: Mapping[str, str], seconds: float) -> list[str]:
     """What each of these commands printed, which are the words behind `agent-train`. All must end well."""
-    words = [sys.executable, __file__, json.dumps(commands)]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=seconds, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.split(END)[:-1]
+    return forks.run([__file__, json.dumps(commands)], env, seconds).split(END)[:-1]
 
 
 if __name__ == "__main__":

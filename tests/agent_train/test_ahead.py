@@ -265,7 +265,7 @@ def test_dynamic_sampling_waits_for_one_step_while_others_go_on():
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(in_shared_ray, tmp_path):
+def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_bit(in_shared_ray, forks, tmp_path):
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=2", "trainer.eval_every=4"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=3", "trainer.eval_episodes=4", "sft.episodes=16"]
     words += [f"trainer.runs_dir={tmp_path}"]
@@ -279,7 +279,7 @@ def test_a_run_trains_on_older_versions_within_the_bound_and_is_replayed_to_the_
         # Of this step the checkpoint before it was kept for it.
         ["replay", str(tmp_path / "run"), "step=5", "learner.lr=0.5"],
     ]
-    _, replayed, other = in_turn(commands, {**os.environ, **in_shared_ray}, 800)
+    _, replayed, other = in_turn(forks, commands, {**os.environ, **in_shared_ray}, 800)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     found = [record for record in lines if record["kind"] == "train"]
     assert [record["step"] for record in found] == list(range(1, STEPS + 1))

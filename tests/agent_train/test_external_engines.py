@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -477,23 +476,15 @@ def test_a_server_that_is_not_there_is_waited_for_and_then_named(model_dir) -> N
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_trains_on_an_sglang_server(model_dir, in_shared_ray, tmp_path) -> None:
+def test_a_run_trains_on_an_sglang_server(model_dir, in_shared_ray, forks, tmp_path) -> None:
     double = SglangDouble(model_dir)
     small = ("learner.workers=1", "trainer.steps=2", "trainer.groups_per_step=4", "algorithm.group_size=4")
     episodes = ("trainer.eval_episodes=2", "sft.episodes=0", "engine.max_model_len=480", "env.kwargs.shaping=1.0")
     where = ("trainer.name=run", f"trainer.runs_dir={tmp_path}", f"model.path={model_dir}")
     with running(double):
         command = [str(Path(sys.executable).with_name("agent-train")), "+env=frozen_lake", "engine=sglang"]
-        done = subprocess.run(
-            [*command, f"engine.urls=[{double.url}]", *small, *episodes, *where],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, **in_shared_ray, "OMP_NUM_THREADS": "1", "ENGINE_API_KEY": KEY},
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+        words = [*command, f"engine.urls=[{double.url}]", *small, *episodes, *where]
+        forks.run(words, {**os.environ, **in_shared_ray, "ENGINE_API_KEY": KEY}, 200, tmp_path)
     steps = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in steps] == [1, 2]
     assert all(record["update"]["gap_max"] < 1e-3 for record in steps), "the second step is sampled by new weights"

@@ -8,8 +8,6 @@ import json
 import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -368,17 +366,19 @@ def test_a_run_that_goes_on_knows_the_weights_that_it_has_trained(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(in_shared_ray, tmp_path):
+def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_loses_no_turn(
+    in_shared_ray, forks, tmp_path
+):
     """It goes on from its beginning with smaller micro-batches, whose sums round otherwise: each version has other weights then."""
     words = ["+env=frozen_lake", "engine=embedded", "learner.workers=1", "trainer.staleness=1", "trainer.eval_every=9"]
     words += ["trainer.groups_per_step=4", "algorithm.group_size=4", "trainer.eval_episodes=2", "sft.episodes=16"]
     words += ["model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=1"]
     words += ["trainer.save_every=9", "env.kwargs.shaping=1.0"]
-    command = [sys.executable, "-m", "agent_train.cli", *words, f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
+    command = ["-m", "agent_train.cli", *words, f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
     run, steps = tmp_path / "run", 5
     command.append(f"trainer.steps={steps}")
     env = {**os.environ, **in_shared_ray}
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    driver = forks.start(command, env)
     try:
         deadline = time.monotonic() + 400
         while not (run / "trajectories" / "train-000003.jsonl").exists():
@@ -393,9 +393,7 @@ def test_a_run_that_is_killed_while_it_is_ahead_goes_on_within_the_bound_and_los
     kept = [turn for file in files for line in file.read_text().split("\n")[:-1] for turn in json.loads(line)]
     assert len({turn["episode"] for turn in kept}) > 4 * 4, "of more than one step"
 
-    more = [*command, "learner.microbatch_tokens=128"]
-    done = subprocess.run(more, check=False, capture_output=True, text=True, timeout=400, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
+    forks.run([*command, "learner.microbatch_tokens=128"], env, 400)
     found = [record for record in read_metrics(run / "metrics.jsonl") if record["kind"] == "train"]
     assert [record["step"] for record in found] == list(range(1, steps + 1))
     assert all(record["update"]["staleness_max"] <= 1 for record in found)

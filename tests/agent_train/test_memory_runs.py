@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -42,17 +40,14 @@ def began_anew(turns: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_with_summaries_that_is_killed_goes_on_as_if_it_had_not_been_and_is_replayed_to_the_bit(
-    in_shared_ray, tmp_path
+    in_shared_ray, forks, tmp_path
 ):
     """The reference begins the step anew from the same checkpoint; runs that nothing disturbed are in tests/acceptance."""
     env = {**os.environ, **in_shared_ray}
 
-    def command(*words):
-        return [sys.executable, "-m", "agent_train.cli", *words]
-
     words = [*WORDS, f"trainer.runs_dir={tmp_path}"]
-    killed = command(*words, "trainer.name=killed")
-    driver = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    killed = [*words, "trainer.name=killed"]
+    driver = forks.start(["-m", "agent_train.cli", *killed], env)
     try:
         deadline = time.monotonic() + 200
         while not began_anew(tmp_path / "killed" / "turns" / "000002.jsonl"):
@@ -65,7 +60,7 @@ def test_a_run_with_summaries_that_is_killed_goes_on_as_if_it_had_not_been_and_i
     shutil.copytree(tmp_path / "killed", tmp_path / "anew")
     shutil.rmtree(tmp_path / "anew" / "turns")
     replay = ["replay", str(tmp_path / "killed"), "step=1", "through=2"]
-    *_, replayed = in_turn([killed[3:], [*words, "trainer.name=anew"], replay], env, 500)
+    *_, replayed = in_turn(forks, [killed, [*words, "trainer.name=anew"], replay], env, 500)
 
     anew, resumed = (
         [record for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] == "train"]

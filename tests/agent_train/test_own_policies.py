@@ -183,9 +183,10 @@ async def ranks_together(model_dir):
 
 
 @pytest.mark.ray
-def test_a_player_s_policy_moves_alone_and_a_dead_rank_of_it_is_named_and_is_a_loss(tmp_path):
+def test_a_player_s_policy_moves_alone_and_a_dead_rank_of_it_is_named_and_is_a_loss(workers_as_forks, tmp_path):
     if not ray.is_initialized():
-        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        with workers_as_forks():
+            ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
         before, after = asyncio.run(ranks_together(write_model(tmp_path / "model")))
     finally:
@@ -234,14 +235,19 @@ def gap(run, step, player, saved, policy):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_never_stopped(in_shared_ray, tmp_path):
+def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_never_stopped(
+    in_shared_ray, forks, tmp_path
+):
     run, again, env = tmp_path / "run", tmp_path / "again", {**os.environ, **in_shared_ray}
     words = [*RUN, f"trainer.runs_dir={tmp_path}"]
     in_turn(
-        [[*words, "trainer.name=run", "trainer.steps=3"], [*words, "trainer.name=again", "trainer.steps=2"]], env, 400
+        forks,
+        [[*words, "trainer.name=run", "trainer.steps=3"], [*words, "trainer.name=again", "trainer.steps=2"]],
+        env,
+        400,
     )
     replay = ["replay", str(run), "step=2", "through=3"]
-    _, replayed = in_turn([[*words, "trainer.name=again", "trainer.steps=3"], replay], env, 400)
+    _, replayed = in_turn(forks, [[*words, "trainer.name=again", "trainer.steps=3"], replay], env, 400)
     assert equal(weights_of(run, 0, "ann"), weights_of(run, 0, "bob")), "both imitated the same"
     for step in (1, 2):
         ann, bob = (weights_of(run, step, player) for player in ("ann", "bob"))

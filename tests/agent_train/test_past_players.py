@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 
@@ -229,12 +227,11 @@ RUN = [
 ]
 
 
-def begin(run, shared_ray, *words):
+def begin(forks, run, shared_ray, *words):
     where = f"trainer.runs_dir={run.parent}", f"trainer.name={run.name}"
-    command = [sys.executable, "-m", "agent_train.cli", *RUN, *where, *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **shared_ray}
-    )
+    with run.with_name("told").open("wb") as told:
+        words = ["-m", "agent_train.cli", *RUN, *where, *words]
+        return forks.start(words, {**os.environ, **shared_ray}, out=told, err=told)
 
 
 def steps_of(run):
@@ -242,14 +239,14 @@ def steps_of(run):
     return [record for record in records if record["kind"] == "train"]
 
 
-def stopped_after(steps, run, shared_ray, *words):
+def stopped_after(steps, forks, run, shared_ray, *words):
     """The steps of a run that is stopped after so many, or a few more."""
-    started, deadline = begin(run, shared_ray, "trainer.steps=100", *words), time.monotonic() + 500
+    started, deadline = begin(forks, run, shared_ray, "trainer.steps=100", *words), time.monotonic() + 500
     while len(steps_of(run)) < steps and started.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     started.send_signal(signal.SIGTERM)
-    told, _ = started.communicate(timeout=60)
-    assert len(steps_of(run)) >= steps, told
+    started.wait(60)
+    assert len(steps_of(run)) >= steps, run.with_name("told").read_text()
     return steps_of(run)
 
 
@@ -291,16 +288,15 @@ def told_apart(run, steps, first, close, far):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_the_ratings_it_had(
-    in_shared_ray, tmp_path
+    in_shared_ray, forks, tmp_path
 ):
     run = tmp_path / "run"
-    before = stopped_after(8, run, in_shared_ray)
+    before = stopped_after(8, forks, run, in_shared_ray)
     assert len(before) < 12, "the turns since the checkpoint of step 6 are on the disk"
     assert told_apart(run, before, first=7, close=1e-4, far=1e-3)
 
-    again = begin(run, in_shared_ray, "trainer.steps=13")
-    told, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, told
+    again = begin(forks, run, in_shared_ray, "trainer.steps=13")
+    assert again.wait(300) == 0, run.with_name("told").read_text()
     steps, config = steps_of(run), config_from_yaml((run / "config.yaml").read_text())
     assert [r["players"] for r in steps[: len(before)]] == [r["players"] for r in before]
     progress = Progress()
@@ -324,9 +320,11 @@ def test_the_past_plays_by_its_own_weights_and_a_run_that_goes_on_meets_it_with_
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_server_beside_those_of_the_run_plays_the_past(tmp_path, uncut):
+def test_a_server_beside_those_of_the_run_plays_the_past(forks, tmp_path, uncut):
     if not uncut:
         pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
     words = "engine=vllm", "engine.kv_cache_bytes=268435456", "engine.max_concurrent=16", "engine.start_timeout=480"
-    steps = stopped_after(5, tmp_path / "run", {}, *words, "trainer.deterministic=false", "trainer.save_every=100")
+    steps = stopped_after(
+        5, forks, tmp_path / "run", {}, *words, "trainer.deterministic=false", "trainer.save_every=100"
+    )
     assert told_apart(tmp_path / "run", steps, first=1, close=1e-3, far=3e-3)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,13 +214,10 @@ RUN = [
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_one_policy_learns_what_each_player_is_paid_for_though_they_want_the_opposite(in_shared_ray, tmp_path):
+def test_one_policy_learns_what_each_player_is_paid_for_though_they_want_the_opposite(in_shared_ray, forks, tmp_path):
     def told(*words):
-        command = [sys.executable, "-m", "agent_train.cli", *words]
-        env, here = {**os.environ, **in_shared_ray}, Path(__file__).parent  # where the environment's module is
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env, cwd=here)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        here = Path(__file__).parent  # where the environment's module is
+        return forks.run(["-m", "agent_train.cli", *words], {**os.environ, **in_shared_ray}, 500, here)
 
     told(*RUN, f"trainer.runs_dir={tmp_path}", "trainer.name=run")
     steps = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
