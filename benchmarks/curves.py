@@ -49,9 +49,9 @@ PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
-# A real model of about 0.1 B parameters on a CPU: two or three numbers, one attempt, so that a step takes less than a minute.
+# A real model of about 0.1 B parameters on a CPU: two numbers, one attempt, so that a step takes less than a minute.
 COUNTDOWN = (
-    *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
+    *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=30", "env.kwargs.max_turns=1"),
     *("sampling.max_tokens=24", "engine.max_model_len=256", "engine.kv_cache_bytes=1073741824"),
     *("sft.episodes=256", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5"),
 )
