@@ -49,15 +49,21 @@ PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
-# A real model of about 0.1 B parameters on a CPU: two numbers, one attempt, so that a step takes less than a minute.
+# A real model of about 0.1 B parameters on a CPU: two numbers and three attempts, so that feedback can be used; a step takes 80 s.
 COUNTDOWN = (
-    *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=30", "env.kwargs.max_turns=1"),
-    *("sampling.max_tokens=24", "engine.max_model_len=256", "engine.kv_cache_bytes=1073741824"),
+    *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=15", "env.kwargs.max_turns=3"),
+    *("sampling.max_tokens=24", "engine.max_model_len=512", "engine.kv_cache_bytes=1073741824"),
     *("sft.episodes=256", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5"),
 )
 REAL = (
     *("engine=vllm", "algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=16", "trainer.steps=30"),
-    *("learner.lr=2e-5", "learner.schedule=linear", "learner.shared_prefix=true", "learner.microbatch_tokens=2048"),
+    *(
+        "learner.workers=2",
+        "learner.lr=5e-6",
+        "learner.shared_prefix=true",
+        "learner.microbatch_tokens=2048",
+        "learner.gradient_checkpointing=false",
+    ),
     *("trainer.eval_episodes=200", "trainer.eval_every=10"),
 )
 
