@@ -49,7 +49,7 @@ PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
-# A real model of about 0.1 B parameters on a CPU: two numbers and three attempts, so that feedback can be used; a step takes 80 s.
+# A real model of about 0.1 B parameters on a CPU: two numbers and three attempts, so that feedback can be used; a step takes 70 s.
 COUNTDOWN = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=15", "env.kwargs.max_turns=3"),
     *("sampling.max_tokens=24", "engine.max_model_len=512", "engine.kv_cache_bytes=1073741824"),
@@ -57,14 +57,8 @@ COUNTDOWN = (
 )
 REAL = (
     *("engine=vllm", "algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=16", "trainer.steps=30"),
-    *(
-        "learner.workers=2",
-        "learner.lr=5e-6",
-        "learner.shared_prefix=true",
-        "learner.microbatch_tokens=2048",
-        "learner.gradient_checkpointing=false",
-    ),
-    *("trainer.eval_episodes=200", "trainer.eval_every=10"),
+    *("learner.workers=2", "learner.lr=5e-6", "learner.shared_prefix=true", "learner.microbatch_tokens=2048"),
+    *("learner.gradient_checkpointing=false", "trainer.eval_episodes=200", "trainer.eval_every=10"),
 )
 
 
@@ -103,10 +97,8 @@ CURVES = (
     Curve("countdown", "countdown", (*COUNTDOWN, *REAL), "countdown"),
 )
 ALWAYS = ("engine=embedded", "learner.workers=1")
-WARM_STARTS = {
-    "self_play": PLAYER,
-    "countdown": ("+env=countdown", *COUNTDOWN),
-}  # by game; of the others, the default job's
+# By game; of the others, the default job's.
+WARM_STARTS = {"self_play": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN)}
 
 
 def train(settings: list[str], log: Path) -> None:
@@ -214,11 +206,13 @@ def summary(out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [curve.name for curve in CURVES]
-    own = [curve.name for curve in CURVES if curve.game != "countdown"]
+    without_model = [curve.name for curve in CURVES if curve.game != "countdown"]
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... of each recipe (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("docs/results/curves"), help="for records, pictures, table.md")
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"), help="for the run folders")
-    parser.add_argument("--only", default=",".join(own), help=f"of {', '.join(names)} (default: all but countdown)")
+    parser.add_argument(
+        "--only", default=",".join(without_model), help=f"of {', '.join(names)} (default: all but countdown)"
+    )
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("more", nargs="*", metavar="key=value", help="settings of every run, after the recipe's own")
     args = parser.parse_intermixed_args()

@@ -206,6 +206,7 @@ def start(
     process: subprocess.Popen[bytes] | Forked
     with (scratch / "out").open("wb") as out, (scratch / "err").open("wb") as err:
         if forks:
+            assert not within, "a fork runs Python"
             process = forks.start(words, env, scratch, out, err)
         else:
             process = subprocess.Popen(
