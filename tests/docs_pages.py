@@ -34,7 +34,7 @@ def commands(program):
     lines = [
         shlex.split(line, comments=True)
         for block in blocks("", "bash")
-        for line in block.values[0].splitlines()
+        for line in block.values[0].replace("\\\n", " ").splitlines()
         if line
     ]
     return [
