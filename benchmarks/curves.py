@@ -4,7 +4,8 @@ Five games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, 
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
 against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
 tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
-`countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert.
+`countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
+`countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0.
 All runs of a game and a seed start from the same warm start, which is made once, and learn from as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
@@ -53,12 +54,17 @@ PAST = ("env.players.O=past", "env.past_every=10")
 COUNTDOWN = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=15", "env.kwargs.max_turns=3"),
     *("sampling.max_tokens=24", "engine.max_model_len=512", "engine.kv_cache_bytes=1073741824"),
-    *("sft.episodes=256", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5"),
-)
-REAL = (
-    *("engine=vllm", "algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=16", "trainer.steps=30"),
+    *("engine=vllm", "algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=16", "trainer.steps=16"),
     *("learner.workers=2", "learner.lr=5e-6", "learner.shared_prefix=true", "learner.microbatch_tokens=2048"),
-    *("learner.gradient_checkpointing=false", "trainer.eval_episodes=200", "trainer.eval_every=10"),
+    *("learner.gradient_checkpointing=false", "trainer.eval_episodes=200", "trainer.eval_every=8"),
+)
+# In place of 16 steps: imitating as many episodes of the expert as they play.
+IMITATION = ("sft.episodes=2048", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5", "trainer.steps=1")
+# Its warm start, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
+COUNTDOWN_START = (
+    *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
+    *("sampling.max_tokens=24", "engine.max_model_len=256"),
+    *("sft.episodes=256", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5"),
 )
 
 
@@ -94,11 +100,12 @@ CURVES = (
     Curve("game-perfect", "self_play", (*PERFECT, *GAMES), "tic_tac_toe"),
     Curve("game-self", "self_play", (*SELF, *GAMES), "tic_tac_toe_self"),
     Curve("game-past", "self_play", (*PAST, *SELF, *GAMES), "tic_tac_toe_self"),
-    Curve("countdown", "countdown", (*COUNTDOWN, *REAL), "countdown"),
+    Curve("countdown", "countdown", COUNTDOWN, "countdown"),
+    Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
 )
 ALWAYS = ("engine=embedded", "learner.workers=1")
 # By game; of the others, the default job's.
-WARM_STARTS = {"self_play": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN)}
+WARM_STARTS = {"self_play": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN_START)}
 
 
 def train(settings: list[str], log: Path) -> None:
@@ -138,8 +145,9 @@ def run(curve: Curve, seed: int, out: Path, runs: Path, more: list[str]) -> None
     start = warm_start(curve.game, seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
     print(f"{name}: {' '.join(curve.settings)}", flush=True)
     named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", f"trainer.record={record}"]
-    begun = [f"model.path={start}", "sft.episodes=0", "trainer.resume=auto"]
-    train([f"+env={curve.env}", *ALWAYS, *curve.settings, *more, *begun, *named], runs / f"{name}.log")
+    begun = [f"model.path={start}", "trainer.resume=auto"]
+    own = [f"+env={curve.env}", *ALWAYS, "sft.episodes=0", *curve.settings]
+    train([*own, *more, *begun, *named], runs / f"{name}.log")
 
 
 def records_of(curve: Curve, out: Path) -> list[dict[str, Any]]:
@@ -206,12 +214,13 @@ def summary(out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [curve.name for curve in CURVES]
-    without_model = [curve.name for curve in CURVES if curve.game != "countdown"]
+    real = [curve.name for curve in CURVES if curve.game == "countdown"]
+    without_model = [name for name in names if name not in real]
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... of each recipe (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("docs/results/curves"), help="for records, pictures, table.md")
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"), help="for the run folders")
     parser.add_argument(
-        "--only", default=",".join(without_model), help=f"of {', '.join(names)} (default: all but countdown)"
+        "--only", default=",".join(without_model), help=f"of {', '.join(names)} (default: all but {', '.join(real)})"
     )
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("more", nargs="*", metavar="key=value", help="settings of every run, after the recipe's own")
@@ -219,8 +228,9 @@ def main() -> None:
     only = args.only.split(",")
     if unknown := set(only) - set(names):
         parser.error(f"--only: no {min(unknown)}; there are {', '.join(names)}")
-    if "countdown" in only and not args.draw and not any(each.startswith("model.path=") for each in args.more):
-        parser.error("countdown takes a real model: add model.path=DIR, such as SmolLM2-135M-Instruct's folder")
+    with_model = any(each.startswith("model.path=") for each in args.more)
+    if not args.draw and not with_model and (named := [name for name in only if name in real]):
+        parser.error(f"{named[0]} takes a real model: add model.path=DIR, such as SmolLM2-135M-Instruct's folder")
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if args.draw else range(args.seeds):
         for curve in CURVES:
