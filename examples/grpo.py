@@ -185,6 +185,7 @@ def update(model, optimizer, loss: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Multi-turn GRPO in one file.")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--groups", type=int, default=GROUPS, help="of a step")
     parser.add_argument("--expert-episodes", type=int, default=EXPERT_EPISODES)
     parser.add_argument("--eval-episodes", type=int, default=EVAL_EPISODES)
     parser.add_argument("--seed", type=int, default=0)
@@ -213,7 +214,7 @@ def main() -> None:
 
     optimizer = torch.optim.AdamW(model.parameters(), LR, weight_decay=0.0)
     for step in range(1, asked.steps + 1):
-        tasks = [task for task in rng.sample(train, GROUPS) for _ in range(GROUP_SIZE)]
+        tasks = [task for task in rng.sample(train, asked.groups) for _ in range(GROUP_SIZE)]
         episodes = play(model, renderer, tasks)
         loss = improve(model, optimizer, episodes, advantages_of(episodes))
         success = sum(episode.success for episode in episodes) / len(episodes)

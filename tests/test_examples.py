@@ -135,10 +135,11 @@ def test_mcp_tools(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_register_and_train(tmp_path):
+def test_register_and_train(in_shared_ray, forks, tmp_path):
     """By `train`, as all others that train. That it learns is the acceptance tests' matter."""
     shorter = ("trainer.name=example", "trainer.steps=2", "sft.episodes=32", "trainer.eval_episodes=4")
-    lines = run("register_and_train", *shorter, cwd=tmp_path, timeout=240).splitlines()
+    words = [str(EXAMPLES / "register_and_train.py"), *shorter]
+    lines = forks.run(words, {**os.environ, **in_shared_ray}, 240, tmp_path).splitlines()
     assert [line.partition(" reward")[0] for line in lines[-2:]] == ["step 1:", "step 2:"]
     folder = tmp_path / "runs" / "example"
     records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "train"]
@@ -228,7 +229,7 @@ class TestThoseThatTrain:
 @pytest.mark.slow
 def test_grpo(tmp_path):
     """That it learns is in its first lines: a run of minutes."""
-    shorter = ("--steps", "2", "--expert-episodes", "16", "--eval-episodes", "4")
+    shorter = ("--steps", "2", "--groups", "2", "--expert-episodes", "16", "--eval-episodes", "4")
     lines = run("grpo", *shorter, cwd=tmp_path, timeout=280).splitlines()
     assert [line.partition(":")[0] for line in lines[1:]] == [
         *("held-out success after step 0", "step 1", "step 2"),

@@ -5,7 +5,6 @@ As a program: python logged_run.py COMMANDS. A command is a folder and the words
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,20 +18,12 @@ ROOT = Path(__file__).parents[2]
 LOG = "engine.log"
 
 
-def run_in_turn(runs, shared_ray, **more):
+def run_in_turn(forks, runs, shared_ray, **more):
     """Runs of two steps in one process, as its imports take most of the time: for each its folder, and its words."""
     small = ["learner.workers=1", "trainer.steps=2", "trainer.name=run"]
     commands = [[str(folder), *words, *small, f"trainer.runs_dir={folder}"] for folder, words in runs]
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps(commands)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, **shared_ray, **more, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {**os.environ, **shared_ray, **more, "PYTHONPATH": str(ROOT)}
+    forks.run([__file__, json.dumps(commands)], env, 800, ROOT)
 
 
 def trained(folder):

@@ -42,7 +42,7 @@ def over_an_update(folder):
 
 
 @pytest.fixture(scope="module")
-def runs(in_shared_ray, tmp_path_factory):
+def runs(in_shared_ray, forks, tmp_path_factory):
     """The folder of each agent's run."""
     for name in NAMES:
         installed(name)
@@ -55,7 +55,8 @@ def runs(in_shared_ray, tmp_path_factory):
         words = {name: [*WORDS, where, f"agent={name}", f"model.path={models[name]}"] for name in NAMES}
         more = {name: ["trainer.groups_per_step=1"] for name in NAMES}
         more["codex"] = over_an_update(folders["codex"])
-        run_in_turn([(folders[name], words[name] + more[name]) for name in NAMES], in_shared_ray, ENGINE_API_KEY=key)
+        given = [(folders[name], words[name] + more[name]) for name in NAMES]
+        run_in_turn(forks, given, in_shared_ray, ENGINE_API_KEY=key)
     finally:
         server.stop()
     return folders

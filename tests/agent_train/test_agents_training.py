@@ -308,7 +308,7 @@ FROZEN_LAKE = ("+env=frozen_lake", *TINY, "sft.batch_rows=8", "env.kwargs.shapin
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(engine, in_shared_ray, tmp_path):
+def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(engine, in_shared_ray, forks, tmp_path):
     """Two steps; the second may be played ahead of the first's update."""
     words = [
         *FROZEN_LAKE,
@@ -319,7 +319,7 @@ def test_a_run_trains_what_the_engine_sampled_for_an_agent_with_openai_s_sdk(eng
         "sft.lr=5e-3",
     ]
     words += ["algorithm.group_size=4", "trainer.groups_per_step=4", "trainer.staleness=1"]
-    run_in_turn([(tmp_path, words)], in_shared_ray)
+    run_in_turn(forks, [(tmp_path, words)], in_shared_ray)
     trajectories, rows, _ = trained(tmp_path)
     assert len(trajectories) == 32
     assert len(rows) < sum(len(t.turns) for t in trajectories), "turns that go on from one another are one row"

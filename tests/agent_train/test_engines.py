@@ -81,7 +81,7 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.ray])])
-def served(request, model_dir, tmp_path_factory):
+def served(request, model_dir, workers_as_forks, tmp_path_factory):
     torch.set_num_threads(1)
     logs = tmp_path_factory.mktemp("logs")
     config = EngineConfig(name=request.param, max_model_len=MAX_LEN, kv_cache_bytes=32 << 20, start_timeout=240)
@@ -91,7 +91,8 @@ def served(request, model_dir, tmp_path_factory):
     if request.param == "vllm":
         import ray
 
-        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+        with workers_as_forks():
+            ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     with asyncio.Runner() as runner:
         engine = runner.run(
             engines.load(config.name)(

@@ -183,7 +183,7 @@ def test_each_sync_has_a_folder_of_its_own_and_the_last_two_stay(tmp_path):
 
 @pytest.mark.vllm
 @pytest.mark.ray
-def test_vllm_serves_the_adapter_as_the_learner_computes_it(tmp_path):
+def test_vllm_serves_the_adapter_as_the_learner_computes_it(workers_as_forks, tmp_path):
     import ray
 
     model = build(tmp_path / "model")
@@ -216,7 +216,8 @@ def test_vllm_serves_the_adapter_as_the_learner_computes_it(tmp_path):
         finally:
             await engine.close()
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    with workers_as_forks():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with one_rank(model, config) as worker:
             asyncio.run(asyncio.wait_for(run(worker), 250))

@@ -81,7 +81,7 @@ async def process_of(engine, number):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(tmp_path, monkeypatch, caplog):
+def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_as_forks, tmp_path, monkeypatch, caplog):
     import ray
 
     caplog.set_level(logging.WARNING, logger=servers.__name__)
@@ -125,7 +125,8 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(tmp_path,
         groups = await sampler_of(config, Talk, engine, Ids()).collect(tasks, 0)
         return [trajectory for group in groups for trajectory in group.trajectories]
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    with workers_as_forks():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with one_rank(folder, config) as worker:
             asyncio.run(asyncio.wait_for(run(worker), 900))

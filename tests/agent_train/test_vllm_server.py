@@ -152,10 +152,11 @@ def test_a_refusal_is_a_value_error_and_a_failure_an_engine_error(status: int, k
 
 
 @pytest.fixture(scope="module")
-def ray_cluster():
+def ray_cluster(workers_as_forks):
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    with workers_as_forks():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     yield
     ray.shutdown()
 
