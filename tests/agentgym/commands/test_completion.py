@@ -161,7 +161,7 @@ def compreply(line, cwd=None, breaks=BREAKS):
     script = f"""
     set -eu
     eval "$(agentgym completion bash)"
-    [[ $(complete -p agentgym) =~ -F\ ([^ ]+) ]]
+    [[ $(complete -p agentgym) =~ -F\\ ([^ ]+) ]]
     COMP_WORDBREAKS={shlex.quote(breaks)} COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_TYPE=63
     "${{BASH_REMATCH[1]}}" agentgym
     [[ ${{#COMPREPLY[@]}} -eq 0 ]] || printf '%s\\n' "${{COMPREPLY[@]}}"
