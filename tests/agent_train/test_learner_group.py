@@ -194,3 +194,8 @@ def test_of_a_rank_that_cannot_be_made_the_reason_is_told():
         ray.get(Unmade.remote().work.remote(), timeout=120)
     assert "creation task" in str(caught.value).splitlines()[0]
     assert _reason(caught.value) == "ImportError: no module of that name"
+
+
+def test_of_a_rank_that_runs_out_of_memory_the_reason_names_the_setting_to_lower():
+    assert "lower learner.microbatch_tokens" in _reason(ray.exceptions.OutOfMemoryError("a worker was killed"))
+    assert "lower" not in _reason(ray.exceptions.RayActorError())
