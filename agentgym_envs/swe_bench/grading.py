@@ -72,7 +72,7 @@ def grade(
     Raises:
         GradingError: the tests do not run in this image with the gold patch either, or take over half of the time.
         SandboxError: there is no sandbox.
-        ValueError: the instance has no image, or its test command is not known.
+        ValueError: the instance has no image, or its test command or its log's parser is not known.
     """
     began = time.monotonic()
     bench = Bench(without_absent(instance), sandbox, size, test_timeout, wait)

@@ -9,14 +9,17 @@ from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError
 from agentgym_envs.swe_bench import worktree
 from agentgym_envs.swe_bench.canaries import Canaries, canaries
+from agentgym_envs.swe_bench.commands import build_command_of
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.inversion import Inversion, inversion
 from agentgym_envs.swe_bench.patches import FileChange, touched_files, without_files
 from agentgym_envs.swe_bench.protected import dropped, is_protected
+from agentgym_envs.swe_bench.upstream import LogUnreadableError, needed
 from agentgym_envs.swe_bench.verdict import Verdict, contradiction, judge_statuses, statuses_of
 from agentgym_envs.swe_bench.worktree import FOLDER, Size
 
 Key = tuple[Instance, str | None, Size]
+_SAID = 4000  # characters of a failed build
 
 
 class GradingError(RuntimeError):
@@ -73,7 +76,7 @@ def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = Fa
         if prepared.problem:
             return Trial(prepared.dropped, prepared.problem)
         try:
-            result = worktree.run(box, prepared.canaries.command, bench.test_timeout)
+            result, built = _run(box, prepared, bench.test_timeout)
             changed = [] if result.timed_out else prepared.changed()
         except (SandboxError, OSError, ValueError) as error:
             cause = cause_of(error)
@@ -81,17 +84,33 @@ def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = Fa
                 raise
             return Trial(prepared.dropped, failure=f"the tests broke their sandbox: {cause}")
     trial = _read(instance, prepared.canaries, result, changed)
+    trial = replace(trial, log=built + trial.log)
     # Some docstrings are those of several tests, of which a failing one may be skipped in another class.
     if trial.verdict and not trial.doubt and not inverted and (name := contradiction(instance, result.stdout)):
         trial = replace(trial, doubt=f"the log calls {name} both good and bad")
     return replace(trial, dropped=prepared.dropped, inversion=replace(prepared.inversion, files={}))
 
 
+def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResult, str]:
+    """What the tests did, or the build if it did not end; and the end of what a failed build said."""
+    said = ""
+    if prepared.build:
+        built = worktree.run(box, prepared.build, seconds)
+        if built.timed_out:
+            return built, ""
+        prepared.lock(worktree.files_of(box))
+        said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
+    return worktree.run(box, prepared.canaries.command, seconds), said
+
+
 def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str]) -> Trial:
     trial = Trial((), log=result.stdout or "(nothing was printed)", seconds=result.seconds, timed_out=result.timed_out)
     if result.timed_out:
         return replace(trial, failure="the tests did not end in time")
-    statuses = statuses_of(instance, result.stdout)
+    try:
+        statuses = statuses_of(instance, result.stdout)
+    except LogUnreadableError as error:
+        return replace(trial, failure=str(error))
     if not statuses:
         return replace(trial, failure="the memory was used up" if result.oom_killed else "no test runs")
     verdict = judge_statuses(instance, watch.without(statuses), exit_code=None if watch.expected else result.exit_code)
@@ -104,12 +123,15 @@ def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list
 class _Prepared:
     """A sandbox made ready for the tests: their files and canaries brought in, the patch applied, all that judges locked.
 
-    The test patch comes first, so that no patch can be in its way.
+    The test patch comes first, so that no patch can be in its way. Where something is to be built first, `lock` comes later.
     """
 
     def __init__(self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool):
         self._box = box
-        names = worktree.module_names(box)
+        self.build = build_command_of(instance)
+        python = not needed(instance)
+        names = worktree.module_names(box) if python else ((), ())
+        tracked = None if python else worktree.tracked_files(box)
         if instance.test_patch and (problem := worktree.apply(box, instance.test_patch)):
             raise GradingError(f"instance {instance.id}: its test patch does not apply to its image: {problem}")
         self.dropped = dropped(instance, changes, *names)
@@ -127,7 +149,15 @@ class _Prepared:
         for path, text in files.items():
             box.write(f"{FOLDER}/{path}", text)
         self._watched = {path: box.read(f"{FOLDER}/{path}") for path in (*tests, *files)}
-        box.protect([f"{FOLDER}/{path}" for path in _outermost({*filter(_judges, present), *self._watched})])
+        # What is not Python may be built in the tests' folders: only files that git tracks are locked there.
+        judging = present if tracked is None else sorted({*tracked} & {*present})
+        self._judging = {*filter(_judges, judging), *self._watched}
+        if not self.build:
+            self.lock(present)
+
+    def lock(self, present: Iterable[str]) -> None:
+        """Take from the programs what judges and is still there."""
+        self._box.protect([f"{FOLDER}/{path}" for path in _outermost(self._judging & {*present})])
 
     def changed(self) -> list[str]:
         """The tests' files that are not as they were."""

@@ -146,6 +146,14 @@ def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
     return importable, known
 
 
+def tracked_files(box: Sandbox) -> list[str]:
+    """What git tracks of the repository; ask before the patch's programs run."""
+    result = box.exec(["git", "-C", FOLDER, "ls-files", "-z"], timeout=_GIT_SECONDS, env=_NO_GIT_CONFIG)
+    if not result.ok or result.truncated:
+        raise SandboxError(f"git cannot list the files of {FOLDER}: {result.stderr.strip()[-300:]}")
+    return [path for path in result.stdout.split("\0") if path]
+
+
 def files_of(box: Sandbox) -> list[str]:
     """Every file and folder of the repository, without links and git's own; folders end with "/"."""
     found = ["find", FOLDER, "-path", f"{FOLDER}/.git", "-prune", "-o", "-type", "f", "-printf", r"%P\0"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -76,7 +77,6 @@ def instance(**changes: Any) -> Instance:
 
 
 @cache
-@cache
 def agreement_benchmark() -> ModuleType:
     """`benchmarks/swe_agreement.py`."""
     register_all()
@@ -94,13 +94,20 @@ def swebench(module: str, major: int) -> ModuleType:
 
     Its outer packages are empty here: what their `__init__` imports, such as Modal's client, is not installed.
     """
+    with installed(major):
+        return importlib.import_module(f"swebench.{module}")
+
+
+@contextlib.contextmanager
+def installed(major: int) -> Iterator[None]:
+    """SWE-bench's package of a major version, as if it was installed; skips without."""
     root = Path(sys.prefix, "swebench", str(major))
     if not root.is_dir():
         pytest.skip(f"needs swebench {major}: make setup")
     sys.modules.update(_swebench_modules[major])
     sys.path.insert(0, str(root))
     try:
-        return importlib.import_module(f"swebench.{module}")
+        yield
     finally:
         sys.path.remove(str(root))
         for name in [name for name in sys.modules if name.partition(".")[0] == "swebench"]:
