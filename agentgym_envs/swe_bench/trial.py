@@ -65,12 +65,19 @@ class Trial:
     timed_out: bool = False
 
 
-def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = False) -> Trial:
-    """Run the tests. Raises GradingError and SandboxError for what no code of the patch can have caused."""
+def run_tests(
+    bench: Bench, changes: tuple[FileChange, ...], *, inverted: bool = False, with_tests: bool = True
+) -> Trial:
+    """Run the tests. Raises GradingError and SandboxError for what no code of the patch can have caused.
+
+    Args:
+        inverted: with the tests made to fail, where they can be.
+        with_tests: with the test patch.
+    """
     instance = bench.instance
     with contextlib.closing(worktree.open_repository(instance, bench.sandbox, bench.size, bench.wait)) as box:
         try:
-            prepared = _Prepared(instance, changes, box, inverted)
+            prepared = _Prepared(instance, changes, box, inverted, with_tests)
         except SandboxError as error:  # no code of the patch has run: an error that does not blame the agent
             raise GradingError(f"instance {instance.id}: {error}") from None
         if prepared.problem:
@@ -126,13 +133,15 @@ class _Prepared:
     The test patch comes first, so that no patch can be in its way. Where something is to be built first, `lock` comes later.
     """
 
-    def __init__(self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool):
+    def __init__(
+        self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool, with_tests: bool
+    ):
         self._box = box
         self.build = build_command_of(instance)
         python = not needed(instance)
         names = worktree.module_names(box) if python else ((), ())
         tracked = None if python else worktree.tracked_files(box)
-        if instance.test_patch and (problem := worktree.apply(box, instance.test_patch)):
+        if instance.test_patch and with_tests and (problem := worktree.apply(box, instance.test_patch)):
             raise GradingError(f"instance {instance.id}: its test patch does not apply to its image: {problem}")
         self.dropped = dropped(instance, changes, *names)
         kept = without_files("".join(change.text for change in changes), self.dropped)
