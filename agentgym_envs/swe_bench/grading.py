@@ -68,7 +68,7 @@ def grade(
     Args:
         patch: as `git diff` writes it. Any text may be given: it is checked first.
         sandbox: the back end.
-        test_timeout: seconds for one run of the tests, of which there may be four, and for one build before each.
+        test_timeout: seconds for one run of the tests, and the build before it, of which there may be four.
         wait: seconds to wait for a sandbox.
 
     Raises:
@@ -152,12 +152,13 @@ def _forged(bench: Bench, changes: tuple[FileChange, ...], first: Trial) -> str:
 
 def _invented(bench: Bench, changes: tuple[FileChange, ...]) -> str:
     """The doubt about a patch with which a test passes even where it is not written: in the repository's own test files."""
-    if not bench.instance.test_patch or not (told := _passed(run_tests(bench, changes, with_tests=False))):
+    gold = check_patch(bench.instance.patch)
+    if not bench.instance.test_patch or changes == gold:
         return ""
-    if bench.key not in _written:
-        gold = check_patch(bench.instance.patch)
+    told = _passed(run_tests(bench, changes, with_tests=False))
+    if told and bench.key not in _written:
         _written[bench.key] = _passed(run_tests(bench, gold, with_tests=False))
-    invented = sorted(told - _written[bench.key])
+    invented = sorted(told - _written[bench.key]) if told else []
     return f"{invented[0]} is reported as {PASSED} even without the test patch" if invented else ""
 
 

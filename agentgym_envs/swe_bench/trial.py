@@ -99,15 +99,16 @@ def run_tests(
 
 
 def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResult, str]:
-    """What the tests did, or the build if it did not end; and the end of what a failed build said."""
-    said = ""
-    if prepared.build:
-        built = worktree.run(box, prepared.build, seconds)
-        if built.timed_out:
-            return built, ""
-        prepared.lock(worktree.files_of(box))
-        said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
-    return worktree.run(box, prepared.canaries.command, seconds), said
+    """What the tests did, or the build if it took all the time; and the end of what a failed build said."""
+    if not prepared.build:
+        return worktree.run(box, prepared.canaries.command, seconds), ""
+    built = worktree.run(box, prepared.build, seconds)
+    if built.timed_out or built.seconds >= seconds:
+        return replace(built, timed_out=True), ""
+    prepared.lock(worktree.files_of(box))
+    result = worktree.run(box, prepared.canaries.command, seconds - built.seconds)
+    said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
+    return replace(result, seconds=built.seconds + result.seconds), said
 
 
 def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str]) -> Trial:

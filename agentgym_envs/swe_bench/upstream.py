@@ -14,8 +14,7 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import ERROR, PASSED, STATUSES, Parser, Statuses, has_parser
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-# Some parsers look for the commands themselves in the log. Go, Maven and Gradle keep packages in the home of who installed them.
-_HEAD = ("[ ! -w /root ] || export HOME=/root", "set -uxo pipefail")
+_HEAD = "set -uxo pipefail"  # some parsers look for the commands themselves in the log
 _HEREDOC = re.compile(r"git apply .*<<\s*['\"]?(\w+)")
 # What a runner prints at its end, with some test run: SWE-bench's version 5.
 _RAN = re.compile(
@@ -137,7 +136,7 @@ def _index(lines: Sequence[str], mark: str) -> int:
 
 
 def _script(lines: Sequence[str]) -> str:
-    return "\n".join((*_HEAD, *lines)) if any(map(str.strip, lines)) else ""
+    return "\n".join((_HEAD, *lines)) if any(map(str.strip, lines)) else ""
 
 
 def _spelling(names: dict[str, Any], repo: str) -> str:

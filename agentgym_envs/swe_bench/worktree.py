@@ -13,8 +13,10 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import PatchError
 
 FOLDER = "/testbed"
+ENVIRONMENT = "/etc/testbed-environment"  # of images of other languages than Python: their own variables
 # Images that SWE-bench publishes have the repository's Python in an environment of conda, R2E-Gym's in one of venv.
 ACTIVATE = (
+    f"[ ! -f {ENVIRONMENT} ] || . {ENVIRONMENT}; "
     "[ ! -f /opt/miniconda3/bin/activate ] || . /opt/miniconda3/bin/activate testbed; "
     f"[ ! -f {FOLDER}/.venv/bin/activate ] || . {FOLDER}/.venv/bin/activate"
 )

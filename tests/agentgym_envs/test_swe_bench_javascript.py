@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,8 +92,11 @@ def new(path, text):
 
 def fill(root: Path) -> None:
     """Node.js of this machine, and the repository with one commit."""
-    (root / "usr/bin").mkdir(parents=True)
-    shutil.copy(Path(shutil.which("node") or "").resolve(), root / "usr/bin/node")
+    (root / "opt/node").mkdir(parents=True)
+    shutil.copy(Path(shutil.which("node") or "").resolve(), root / "opt/node/node")
+    variables = root / worktree.ENVIRONMENT[1:]
+    variables.parent.mkdir()
+    variables.write_text("export PATH='/opt/node:/usr/bin:/bin'\n")
     for name, text in FILES.items():
         file = root / "testbed" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +111,7 @@ def fill(root: Path) -> None:
 def image(tmp_path_factory):
     if missing := [*debian.missing_tools(), *([] if shutil.which("node") else ["node"])]:
         pytest.skip(f"{', '.join(missing)} not found")
-    folder = tmp_path_factory.mktemp("made") / "javascript"
+    folder = tmp_path_factory.mktemp("made") / f"swe-bench-javascript-{os.getpid()}"
     folder.mkdir()
     (folder / layers.BASE).write_text("swe")
     (folder / layers.MADE_BY).write_text("pytest")
@@ -115,7 +119,7 @@ def image(tmp_path_factory):
     images.build(str(folder), docker=False, fill=fill)
     yield str(folder)
     close_pools()
-    shutil.rmtree(images.recipe(str(folder)).place, ignore_errors=True)
+    shutil.rmtree(images.recipe(str(folder)).place.parent, ignore_errors=True)
 
 
 @pytest.fixture

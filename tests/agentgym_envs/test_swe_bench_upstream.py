@@ -11,12 +11,14 @@ from agentgym_envs.swe_bench.canaries import canaries
 from agentgym_envs.swe_bench.commands import build_command_of, command_of
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.inversion import inversion
+from agentgym_envs.swe_bench.published import files
 from agentgym_envs.swe_bench.records import published_image
 from agentgym_envs.swe_bench.tasks import instance_of, task_of
 from agentgym_envs.swe_bench.upstream import LogUnreadableError
 from agentgym_envs.swe_bench.verdict import contradiction, judge_statuses, reader_of, statuses_of
+from agentgym_envs.swe_bench.worktree import ENVIRONMENT
 
-HEAD = "[ ! -w /root ] || export HOME=/root\nset -uxo pipefail\n"
+HEAD = "set -uxo pipefail\n"
 SCRIPT = """\
 #!/bin/bash
 set -uxo pipefail
@@ -252,6 +254,15 @@ def test_images_have_the_names_that_swe_bench_publishes(id):
     given = dict.fromkeys(module.TestSpec.__dataclass_fields__, "") | fields
     given |= {"arch": "x86_64", "instance_image_tag": "latest"}
     assert published_image(id, fields["repo"]) == module.TestSpec(**given).instance_image_key
+
+
+def test_a_published_image_of_another_language_keeps_its_variables_and_gets_python(tmp_path):
+    case = read(tmp_path)
+    made = files(case, case.image, tests=False)["Dockerfile"].split("\n")
+    assert made[0] == "FROM swebench/sweb.eval.x86_64.vuejs_1776_core-11899:latest"
+    assert f"RUN export -p > {ENVIRONMENT}" in made
+    assert any("python3" in line for line in made)
+    assert ENVIRONMENT not in files(instance(), "a/b:c", tests=False)["Dockerfile"]
 
 
 def test_there_are_no_secret_tests_and_no_second_run_for_other_languages(tmp_path):
