@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from swe_bench_cases import installed, require
 
+import agentgym
 from agentgym.sandbox.backends.select import close_pools
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import debian, layers
+from agentgym.tools.text_forms import call_text
+from agentgym_envs import register_all
 from agentgym_envs.swe_bench import worktree
 from agentgym_envs.swe_bench.grading import GradingError, grade
 from agentgym_envs.swe_bench.instances import read_instances
+from agentgym_envs.swe_bench.tasks import load_tasks
 
+register_all()
 pytestmark = [pytest.mark.bubblewrap]
 SOURCE = "exports.add = (a, b) => a - b;\nexports.negate = (a) => -a;\n"
 TEST = """\
@@ -145,6 +150,30 @@ def test_the_gold_patch_resolves_what_no_patch_does(judged):
     assert "+ node --version" in gold.log  # all commands between the markers ran, as SWE-bench runs them
     assert (none.patch, none.resolved, none.verdict.doubt) == ("empty", False, "")
     assert [(test.name, test.status) for test in none.verdict.tests] == [("- adds", "FAILED"), ("- negates", "PASSED")]
+
+
+@pytest.fixture
+def env(judged, tmp_path):
+    (tmp_path / "records.json").write_text(json.dumps([RECORD]))
+    made = agentgym.make("swe_bench", sandbox="bubblewrap", tasks=load_tasks("all", str(tmp_path / "records.json")))
+    yield made
+    made.close()
+
+
+def test_an_episode_is_played_from_the_issue_to_the_reward(env):
+    with installed(5):
+        env.reset(seed=0)
+        env.step(
+            call_text("bash", command="bash build.sh && node -e \"console.log(require('./dist/sums.js').add(2, 3))\"")
+        )
+        env.step(call_text("edit", command="str_replace", path="src/sums.js", old_str="a - b", new_str="a + b"))
+        _, reward, _, _, info = env.step(call_text("submit"))
+    assert (reward, info["resolution"], info["dropped"]) == (1.0, "RESOLVED_FULL", 0)
+
+
+def test_without_the_package_an_episode_does_not_begin(env):
+    with pytest.raises(Exception, match=r"'axios/axios' is not in agentgym's tables .* pip install 'swebench>=4.1,<6'"):
+        env.reset(seed=0)
 
 
 def test_what_the_build_prints_is_no_result(judged):
