@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from agentgym.processes.isolate import IsolatedCallError, WorkerDied, call_isolated
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import ERROR, PASSED, STATUSES, Parser, Statuses, has_parser
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+PARSE_SECONDS = 60.0
 _HEAD = "set -uxo pipefail"  # some parsers look for the commands themselves in the log
 _HEREDOC = re.compile(r"git apply .*<<\s*['\"]?(\w+)")
 # What a runner prints at its end, with some test run: SWE-bench's version 5.
@@ -25,7 +27,7 @@ _RAN = re.compile(
 
 
 class LogUnreadableError(ValueError):
-    """A log that SWE-bench's parser cannot read: its code raises."""
+    """A log that SWE-bench's parser cannot read: its code raises, or takes longer than `PARSE_SECONDS`."""
 
 
 def needed(instance: Instance) -> bool:
@@ -46,25 +48,32 @@ def parser_of(instance: Instance) -> Parser:
     about = SimpleNamespace(instance_id=instance.id, repo=instance.repo, version=instance.version)
 
     def parse(log: str) -> Statuses:
-        try:
-            statuses: Statuses = found(log, about)
-        except Exception as error:  # of code that is not ours, on a text that a patch may have printed
-            raise LogUnreadableError(f"SWE-bench's parser cannot read the log: {error!r:.200}") from error
-        return {name: status if status in STATUSES else ERROR for name, status in statuses.items()}
+        return {name: status if status in STATUSES else ERROR for name, status in found(log, about).items()}
 
     return parse
 
 
 def reader_of(instance: Instance) -> Parser:
-    """The parser of a whole log. Where that names failed tests alone, the others have passed, if it shows that tests ran."""
-    parse = parser_of(instance)
+    """The parser of a whole log. Where that names failed tests alone, the others have passed, if it shows that tests ran.
+
+    It runs in a process of its own: on a log that a patch made for that, some parsers take hours.
+    """
+    parser_of(instance)
     passed = dict.fromkeys((*instance.fail_to_pass, *instance.pass_to_pass), PASSED) if fails_only(instance) else {}
 
     def read(log: str) -> Statuses:
-        found = parse(log)
+        try:
+            found: Statuses = call_isolated(_statuses, instance, log, timeout=PARSE_SECONDS)
+        except (IsolatedCallError, WorkerDied, TimeoutError) as error:
+            said = str(error).splitlines()[0]
+            raise LogUnreadableError(f"SWE-bench's parser cannot read the log: {said:.200}") from error
         return passed | found if found or _RAN.search(log) else found
 
     return read
+
+
+def _statuses(instance: Instance, log: str) -> Statuses:
+    return parser_of(instance)(log)
 
 
 def line_parser_of(instance: Instance) -> Parser:
@@ -74,7 +83,7 @@ def line_parser_of(instance: Instance) -> Parser:
     def parse_line(line: str) -> Statuses:
         try:
             return parse(line)
-        except LogUnreadableError:
+        except Exception:  # of code that is not ours, on a text that a patch may have printed
             return {}
 
     return parse_line

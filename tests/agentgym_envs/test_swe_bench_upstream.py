@@ -7,6 +7,7 @@ import json
 import pytest
 from swe_bench_cases import MODIFIED, TESTS, installed, instance, swebench
 
+from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.canaries import canaries
 from agentgym_envs.swe_bench.commands import build_command_of, command_of
 from agentgym_envs.swe_bench.instances import read_instances
@@ -129,16 +130,16 @@ ONLY_FAILURES = {  # the same of runners whose logs name failed tests alone; the
 }
 
 
-@pytest.mark.parametrize("major", [4, 5])
 @pytest.mark.parametrize(("repo", "name"), LOGS)
+@pytest.mark.parametrize("major", [4, 5])
 def test_each_kind_of_log_is_read_by_swe_bench_s_parser(major, repo, name):
     log, said = LOGS[repo, name]
     with installed(major):
         assert statuses_of(of(repo, log_parser=name), log) == said
 
 
-@pytest.mark.parametrize("major", [4, 5])
 @pytest.mark.parametrize(("repo", "name"), ONLY_FAILURES)
+@pytest.mark.parametrize("major", [4, 5])
 class TestALogThatNamesFailedTestsAlone:
     def test_says_that_the_others_have_passed(self, major, repo, name):
         failing, sound, test = ONLY_FAILURES[repo, name]
@@ -179,11 +180,17 @@ def test_a_log_that_calls_a_test_both_good_and_bad_is_found():
 
 def test_a_log_that_the_parser_s_code_cannot_read_is_told():
     with installed(4):
-        with pytest.raises(LogUnreadableError, match="SWE-bench's parser cannot read the log: AttributeError"):
+        with pytest.raises(LogUnreadableError, match=r"SWE-bench's parser cannot read the log: .*AttributeError"):
             statuses_of(of("Automattic/wp-calypso"), CALYPSO + "✓ at the beginning of a line\n")
         assert contradiction(of("Automattic/wp-calypso"), "✓ at the beginning of a line\n") == ""
         with pytest.raises(LogUnreadableError, match="Unknown instance id: immutable-js__immutable-js-1"):
             statuses_of(of("immutable-js/immutable-js", id="immutable-js__immutable-js-1"), "")
+
+
+def test_a_log_on_which_the_parser_takes_too_long_is_told(monkeypatch):
+    monkeypatch.setattr(upstream, "PARSE_SECONDS", 1.0)
+    with installed(4), pytest.raises(LogUnreadableError, match=r"cannot read the log: .* 1 s"):
+        statuses_of(of("chartjs/Chart.js"), ("Chrome 1.0 (" + ") " * 4900 + "\n") * 200)
 
 
 def test_every_parser_reads_an_empty_log():
