@@ -15,6 +15,7 @@ from agentgym_envs.swe_bench.commands import arguments_of, command_of
 from agentgym_envs.swe_bench.failing import failing
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, Statuses
+from agentgym_envs.swe_bench.upstream import needed
 
 _NOUNS = "field query cache path header token index layer option buffer column signal value cursor model locale"
 _WORDS = "default empty nested invalid missing ordered reused partial escaped shared explicit lazy stale mixed"
@@ -60,7 +61,8 @@ class Canaries:
 def canaries(instance: Instance, sources: str, rng: random.Random, present: Iterable[str] = ()) -> Canaries:
     """The canaries of an instance, to be drawn anew for each grading. Raises ValueError if its test command is not known.
 
-    There are none for SWE-smith and mypy, where no test file is Python, and for a command that does not end in a test file.
+    There are none for SWE-smith, mypy and `upstream`'s repositories, where no test file is Python, and for a command that
+    does not end in a test file.
 
     Args:
         sources: the text of the test files. The canaries have the same base classes.
@@ -69,7 +71,7 @@ def canaries(instance: Instance, sources: str, rng: random.Random, present: Iter
     command, repo = command_of(instance), instance.repo.lower()
     beside = [path for path in arguments_of(instance) if path.endswith(".py") or repo == "django/django"]
     ends = tuple(f" {shlex.quote(path)}" for path in beside)
-    if not command.endswith(ends) or repo == "python/mypy" or repo.startswith("swesmith/"):
+    if not command.endswith(ends) or repo == "python/mypy" or repo.startswith("swesmith/") or needed(instance):
         return Canaries({}, command, {})
     taken = "\n".join((sources, *instance.fail_to_pass, *instance.pass_to_pass))
     stem = _fresh(lambda: f"test_{rng.choice(_PARTS[0])}_{rng.choice(_PARTS[1])}", taken + "\n".join(present))

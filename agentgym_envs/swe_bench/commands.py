@@ -1,11 +1,13 @@
 """Which command tests an instance: by its repository and version, with the files of its test patch as arguments.
 
-The table is SWE-bench's (its package before version 5) and SWE-Gym's. Instances of other repositories name their own.
+The table is SWE-bench's (its package before version 5) and SWE-Gym's. Instances of other repositories name their own, or
+SWE-bench's package knows it.
 """
 
 import re
 import shlex
 
+from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.instance import Instance
 
 _PYTEST = "pytest -rA"
@@ -49,7 +51,7 @@ _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".y
 def command_of(instance: Instance) -> str:
     """The shell command that runs an instance's tests, in the repository's root, with the test patch applied.
 
-    Raises ValueError for a repository that is not in the table, if the instance names no command.
+    Raises ValueError for a repository that neither the table nor SWE-bench's package has, if the instance names no command.
     """
     if instance.test_command is not None:
         return instance.test_command
@@ -58,12 +60,23 @@ def command_of(instance: Instance) -> str:
     repo = instance.repo.lower()
     command = _EXCEPTIONS.get((repo, instance.version), _COMMANDS.get(repo))
     if command is None:
-        remedy = 'give the record a "test_command"'
-        raise ValueError(f"instance {instance.id}: no test command is known for {instance.repo!r}: {remedy}")
+        try:
+            return upstream.commands_of(instance)[1]
+        except ValueError as error:
+            raise ValueError(f'{error}, or give the record a "test_command"') from error
     if repo == "python/mypy":  # its tests are cases in data files, found by their names
         cases = _MYPY_CASE.findall(instance.test_patch)
         return f"{command} {shlex.quote(' or '.join(cases))}" if cases else command.removesuffix(" -k")
     return " ".join([command, *map(shlex.quote, arguments_of(instance))])
+
+
+def build_command_of(instance: Instance) -> str:
+    """The shell command that builds the patched repository before its tests; "" if nothing is to be built.
+
+    Raises ValueError as `command_of` does.
+    """
+    given = instance.test_command is not None or not upstream.needed(instance)
+    return instance.build_command if given else upstream.commands_of(instance)[0]
 
 
 def arguments_of(instance: Instance) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from agentgym_envs.swe_bench.hacks import hacks_of
 from agentgym_envs.swe_bench.images import image_of
 from agentgym_envs.swe_bench.patches import PatchError
 from agentgym_envs.swe_bench.tasks import instance_of, load_tasks
+from agentgym_envs.swe_bench.verdict import reader_of
 from agentgym_envs.swe_bench.worktree import ACTIVATE, DEFAULT_SIZE, FOLDER, Size
 from agentgym_envs.workbench import Workbench
 
@@ -110,7 +111,7 @@ class SWEBench(Env):
 
     def init(self, task: Task) -> None:
         instance = instance_of(task)
-        image_of(instance), command_of(instance)  # whose errors say what an instance lacks
+        image_of(instance), command_of(instance), reader_of(instance)  # whose errors say what an instance lacks
         super().init(task)
         self._instance = instance
         self._release()

@@ -1,4 +1,4 @@
-"""Grades a patch by what the instance's tests do, once as they are and, if that would pay, once made to fail.
+"""Grades a patch by what the instance's tests do, once as they are and, if that would pay, once made to fail or left out.
 
 Where they do something that only the machinery or only the patch can have brought about, a run of the gold patch under the same
 limits tells which.
@@ -12,11 +12,13 @@ from agentgym_envs.swe_bench.logs import PASSED
 from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_patch
 from agentgym_envs.swe_bench.releases import without_absent
 from agentgym_envs.swe_bench.trial import Bench, GradingError, Key, Trial, run_tests
+from agentgym_envs.swe_bench.upstream import needed
 from agentgym_envs.swe_bench.verdict import Outcome, Verdict
 from agentgym_envs.swe_bench.worktree import DEFAULT_SIZE, Size
 
 __all__ = ["Grade", "GradingError", "grade"]
 _golds: dict[Key, Trial] = {}  # runs of gold patches in this process
+_written: dict[Key, frozenset[str]] = {}  # tests that pass with these, without the test patch
 _believed: set[Key] = set()  # those that nothing is to be said against
 
 
@@ -66,13 +68,13 @@ def grade(
     Args:
         patch: as `git diff` writes it. Any text may be given: it is checked first.
         sandbox: the back end.
-        test_timeout: seconds for one run of the tests, of which there may be three.
+        test_timeout: seconds for one run of the tests, and the build before it, of which there may be four.
         wait: seconds to wait for a sandbox.
 
     Raises:
         GradingError: the tests do not run in this image with the gold patch either, or take over half of the time.
         SandboxError: there is no sandbox.
-        ValueError: the instance has no image, or its test command is not known.
+        ValueError: the instance has no image, or its test command or its log's parser is not known.
     """
     began = time.monotonic()
     bench = Bench(without_absent(instance), sandbox, size, test_timeout, wait)
@@ -137,6 +139,8 @@ def _excused(bench: Bench, trial: Trial) -> str:
 
 def _forged(bench: Bench, changes: tuple[FileChange, ...], first: Trial) -> str:
     """The doubt about a run whose tests are good even when they are made to fail, or whose code knows that and gives up."""
+    if needed(bench.instance):
+        return _invented(bench, changes)
     if first.verdict is None or not first.inversion.tests:
         return ""
     second = run_tests(bench, changes, inverted=True)
@@ -144,6 +148,23 @@ def _forged(bench: Bench, changes: tuple[FileChange, ...], first: Trial) -> str:
         _check_machinery(bench, second)
         return f"when its tests are made to fail, {second.problem or second.failure}"
     return second.doubt or second.inversion.doubt(first.verdict, second.verdict, second.log)
+
+
+def _invented(bench: Bench, changes: tuple[FileChange, ...]) -> str:
+    """The doubt about a patch with which a test passes even where it is not written: in the repository's own test files."""
+    gold = check_patch(bench.instance.patch)
+    if not bench.instance.test_patch or changes == gold:
+        return ""
+    told = _passed(run_tests(bench, changes, with_tests=False))
+    if told and bench.key not in _written:
+        _written[bench.key] = _passed(run_tests(bench, gold, with_tests=False))
+    invented = sorted(told - _written[bench.key]) if told else []
+    return f"{invented[0]} is reported as {PASSED} even without the test patch" if invented else ""
+
+
+def _passed(trial: Trial) -> frozenset[str]:
+    tests = () if trial.verdict is None else trial.verdict.tests
+    return frozenset(test.name for test in tests if test.status == PASSED)
 
 
 def _share(tests: tuple[Outcome, ...]) -> float:

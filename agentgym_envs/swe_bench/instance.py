@@ -24,6 +24,9 @@ class Instance:
         pass_to_pass: tests that pass before and after it.
         image: published name of the image with the repository; None if there is none.
         test_command: shell command that runs the tests; None: `commands.command_of` knows it by repository.
+        build_command: shell command that builds the patched repository before `test_command`; "" if there is none.
+        log_parser: SWE-bench's name of the parser, for a repository that `logs.py` lacks; "" if unknown.
+        eval_type: "fail_only" if the log names failed tests alone; "" if unknown.
         sdist: source release that the repository can be rebuilt from ("Django==3.0a1"); None if unknown.
         bug_patch: patch that puts the bug into the repository of the published image; "" if it is there.
         expected: the status that each test must have, in place of the two lists (R2E-Gym); None: the lists say it.
@@ -43,3 +46,6 @@ class Instance:
     sdist: str | None = None
     bug_patch: str = ""
     expected: Mapping[str, str] | None = field(default=None, hash=False)
+    build_command: str = ""
+    log_parser: str = ""
+    eval_type: str = ""

@@ -1,7 +1,7 @@
 """Reads instances from files or the Hugging Face hub.
 
-`read_instances` knows the records of SWE-bench (Lite, Verified, Multimodal's text part), SWE-Gym, SWE-smith, R2E-Gym
-and NeMo Gym, by their fields; `records.py` says which those are.
+`read_instances` knows the records of SWE-bench (Lite, Verified, Multilingual, Multimodal's text part), SWE-Gym,
+SWE-smith, R2E-Gym and NeMo Gym, by their fields; `records.py` says which those are.
 """
 
 import json

@@ -22,12 +22,20 @@ _VERBOSE = re.compile(r"(\S+)\s+(PASSED|FAILED|SKIPPED|ERROR|XFAIL)")
 
 
 def log_parser(repo: str) -> Parser:
-    """The parser of a repository's logs ("django/django"). Raises ValueError for one that has none."""
-    smith = repo.startswith("swesmith/") and not repo.lower().startswith(_SMITH_OTHERS)
-    parser = verbose_pytest if smith else _PARSERS.get(repo.lower())
+    """The parser of a repository's logs ("django/django"). Raises ValueError for one that has none here."""
+    parser = _parser(repo)
     if parser is None:
         raise ValueError(f"there is no log parser for the repository {repo!r}: add it to {__name__}")
     return parser
+
+
+def has_parser(repo: str) -> bool:
+    return _parser(repo) is not None
+
+
+def _parser(repo: str) -> Parser | None:
+    smith = repo.startswith("swesmith/") and not repo.lower().startswith(_SMITH_OTHERS)
+    return verbose_pytest if smith else _PARSERS.get(repo.lower())
 
 
 def _status(word: str) -> str:

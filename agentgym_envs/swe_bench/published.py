@@ -5,12 +5,20 @@ Theirs belong to root, and in their repositories are future commits, tags, remot
 """
 
 from agentgym_envs.swe_bench.instance import Instance
+from agentgym_envs.swe_bench.upstream import needed
 
 _DOCKERFILE = """\
 FROM {image}
 USER root
-COPY prepare.sh bug.patch /agentgym/
+{more}COPY prepare.sh bug.patch /agentgym/
 RUN bash /agentgym/prepare.sh {what}
+"""
+# For other languages than Python: what the image sets for its programs, and packages that they keep in root's folder or in
+# Cargo's. Sandboxes need Python.
+_OTHERS = """\
+RUN export -p > /etc/testbed-environment
+RUN command -v python3 || (apt-get update && apt-get install --yes --no-install-recommends python3)
+RUN for folder in /root /usr/local/cargo; do if [ -d $folder ]; then chmod -R a+rwX $folder; fi; done
 """
 # What R2E-Gym's images hold of an instance's solution; its tests, which are run from the repository's root, and their command.
 _TOLD = "syn_issue expected_test_output execution_result parsed_commit modified_files modified_entities"
@@ -58,5 +66,6 @@ if [ -d /root/.local ]; then find /root/.local ! -type l ! -perm -o=r -exec chmo
 def files(instance: Instance, image: str, tests: bool) -> dict[str, str]:
     """The files of the image's folder by their names. `tests`: with the tests that R2E-Gym's images hold, to grade."""
     hides = instance.expected is not None
-    dockerfile = _DOCKERFILE.format(image=image, what=("tests" if tests else "none") if hides else "all")
+    more = _OTHERS if needed(instance) else ""
+    dockerfile = _DOCKERFILE.format(image=image, more=more, what=("tests" if tests else "none") if hides else "all")
     return {"Dockerfile": dockerfile, "prepare.sh": _SCRIPT, "bug.patch": instance.bug_patch}

@@ -2,7 +2,7 @@
 
 | data set | told by | image | tests |
 |---|---|---|---|
-| SWE-bench and its kind | the rest | `swebench/...`, or `image` | both lists, as JSON text or lists |
+| SWE-bench and its kind, Multimodal and Multilingual too | the rest | `swebench/...`, or `image` | both lists, as JSON text or lists |
 | SWE-Gym | its repositories | `xingyaoww/...` | both lists |
 | SWE-smith | `image_name`, no `test_patch` | `image_name` | both lists; `patch` makes the bug |
 | R2E-Gym | `expected_output_json` | `docker_image` | a status for each test |
@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym_envs.swe_bench.instance import Instance, InstanceError
-from agentgym_envs.swe_bench.logs import r2e_name
+from agentgym_envs.swe_bench.logs import has_parser, r2e_name
 from agentgym_envs.swe_bench.patches import PatchError, parse_patch, reversed_patch
+from agentgym_envs.swe_bench.upstream import END, START, script_of
 
 _SWE_GYM = {
     *("python/mypy", "getmoto/moto", "conan-io/conan", "modin-project/modin", "project-monai/monai", "iterative/dvc"),
     *("dask/dask", "bokeh/bokeh", "pandas-dev/pandas", "facebookresearch/hydra", "pydantic/pydantic"),
 }
-_START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _TEST_FOLDERS = {"test", "tests", "Test", "Tests"}
 _R2E_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 
@@ -42,6 +42,7 @@ def instance_of(record: Any, place: str) -> Instance:
 def _swe_bench(record: Mapping[str, Any], place: str) -> Instance:
     name, repo = _text(record, "instance_id", place), _text(record, "repo", place)
     image = next((record[key] for key in ("image", "docker_image", "image_name") if record.get(key)), None)
+    build, test = _commands(record, repo, place)
     return Instance(
         id=name,
         repo=repo,
@@ -53,7 +54,10 @@ def _swe_bench(record: Mapping[str, Any], place: str) -> Instance:
         fail_to_pass=_tests(record, "FAIL_TO_PASS", place, least=1),
         pass_to_pass=_tests(record, "PASS_TO_PASS", place),
         image=published_image(name, repo) if image is None else str(image).removeprefix("docker://"),
-        test_command=_command(record, place),
+        test_command=test,
+        build_command=build,
+        log_parser=_text(record, "log_parser", place, default=""),
+        eval_type=_text(record, "eval_type", place, default=""),
         sdist=_text(record, "sdist", place, default="") or None,
     )
 
@@ -207,10 +211,18 @@ def _patch(record: Mapping[str, Any], key: str, place: str) -> str:
     return patch
 
 
+def _commands(record: Mapping[str, Any], repo: str, place: str) -> tuple[str, str | None]:
+    """The record's own commands that build and test; for what is not Python's, all that its script does with the tests."""
+    if record.get("test_command") or has_parser(repo):
+        return "", _command(record, place)
+    build, test = script_of(_text(record, "eval_script", place, default=""))
+    return build, test or None
+
+
 def _command(record: Mapping[str, Any], place: str) -> str | None:
     """The record's own command, or that between the markers of its script (SWE-bench's package, version 5)."""
     if record.get("test_command"):
         return _text(record, "test_command", place)
     lines = _text(record, "eval_script", place, default="").split("\n")
-    marks = [number for sign in (_START, _END) for number, line in enumerate(lines) if sign in line]
+    marks = [number for sign in (START, END) for number, line in enumerate(lines) if sign in line]
     return "\n".join(lines[marks[0] + 1 : marks[-1]]).strip() or None if len(marks) > 1 else None

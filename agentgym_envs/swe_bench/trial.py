@@ -9,14 +9,17 @@ from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import ExecResult, Sandbox, SandboxError
 from agentgym_envs.swe_bench import worktree
 from agentgym_envs.swe_bench.canaries import Canaries, canaries
+from agentgym_envs.swe_bench.commands import build_command_of
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.inversion import Inversion, inversion
 from agentgym_envs.swe_bench.patches import FileChange, touched_files, without_files
 from agentgym_envs.swe_bench.protected import dropped, is_protected
+from agentgym_envs.swe_bench.upstream import LogUnreadableError, needed
 from agentgym_envs.swe_bench.verdict import Verdict, contradiction, judge_statuses, statuses_of
 from agentgym_envs.swe_bench.worktree import FOLDER, Size
 
 Key = tuple[Instance, str | None, Size]
+_SAID = 4000  # characters of a failed build
 
 
 class GradingError(RuntimeError):
@@ -62,18 +65,25 @@ class Trial:
     timed_out: bool = False
 
 
-def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = False) -> Trial:
-    """Run the tests. Raises GradingError and SandboxError for what no code of the patch can have caused."""
+def run_tests(
+    bench: Bench, changes: tuple[FileChange, ...], *, inverted: bool = False, with_tests: bool = True
+) -> Trial:
+    """Run the tests. Raises GradingError and SandboxError for what no code of the patch can have caused.
+
+    Args:
+        inverted: with the tests made to fail, where they can be.
+        with_tests: with the test patch.
+    """
     instance = bench.instance
     with contextlib.closing(worktree.open_repository(instance, bench.sandbox, bench.size, bench.wait)) as box:
         try:
-            prepared = _Prepared(instance, changes, box, inverted)
+            prepared = _Prepared(instance, changes, box, inverted, with_tests)
         except SandboxError as error:  # no code of the patch has run: an error that does not blame the agent
             raise GradingError(f"instance {instance.id}: {error}") from None
         if prepared.problem:
             return Trial(prepared.dropped, prepared.problem)
         try:
-            result = worktree.run(box, prepared.canaries.command, bench.test_timeout)
+            result, built = _run(box, prepared, bench.test_timeout)
             changed = [] if result.timed_out else prepared.changed()
         except (SandboxError, OSError, ValueError) as error:
             cause = cause_of(error)
@@ -81,17 +91,34 @@ def run_tests(bench: Bench, changes: tuple[FileChange, ...], inverted: bool = Fa
                 raise
             return Trial(prepared.dropped, failure=f"the tests broke their sandbox: {cause}")
     trial = _read(instance, prepared.canaries, result, changed)
+    trial = replace(trial, log=built + trial.log)
     # Some docstrings are those of several tests, of which a failing one may be skipped in another class.
     if trial.verdict and not trial.doubt and not inverted and (name := contradiction(instance, result.stdout)):
         trial = replace(trial, doubt=f"the log calls {name} both good and bad")
     return replace(trial, dropped=prepared.dropped, inversion=replace(prepared.inversion, files={}))
 
 
+def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResult, str]:
+    """What the tests did, or the build if it took all the time; and the end of what a failed build said."""
+    if not prepared.build:
+        return worktree.run(box, prepared.canaries.command, seconds), ""
+    built = worktree.run(box, prepared.build, seconds)
+    if built.timed_out or built.seconds >= seconds:
+        return replace(built, timed_out=True), ""
+    prepared.lock(worktree.files_of(box))
+    result = worktree.run(box, prepared.canaries.command, seconds - built.seconds)
+    said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
+    return replace(result, seconds=built.seconds + result.seconds), said
+
+
 def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str]) -> Trial:
     trial = Trial((), log=result.stdout or "(nothing was printed)", seconds=result.seconds, timed_out=result.timed_out)
     if result.timed_out:
         return replace(trial, failure="the tests did not end in time")
-    statuses = statuses_of(instance, result.stdout)
+    try:
+        statuses = statuses_of(instance, result.stdout)
+    except LogUnreadableError as error:
+        return replace(trial, failure=str(error))
     if not statuses:
         return replace(trial, failure="the memory was used up" if result.oom_killed else "no test runs")
     verdict = judge_statuses(instance, watch.without(statuses), exit_code=None if watch.expected else result.exit_code)
@@ -104,13 +131,18 @@ def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list
 class _Prepared:
     """A sandbox made ready for the tests: their files and canaries brought in, the patch applied, all that judges locked.
 
-    The test patch comes first, so that no patch can be in its way.
+    The test patch comes first, so that no patch can be in its way. Where something is to be built first, `lock` comes later.
     """
 
-    def __init__(self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool):
+    def __init__(
+        self, instance: Instance, changes: tuple[FileChange, ...], box: Sandbox, inverted: bool, with_tests: bool
+    ):
         self._box = box
-        names = worktree.module_names(box)
-        if instance.test_patch and (problem := worktree.apply(box, instance.test_patch)):
+        self.build = build_command_of(instance)
+        python = not needed(instance)
+        names = worktree.module_names(box) if python else ((), ())
+        tracked = None if python else worktree.tracked_files(box)
+        if instance.test_patch and with_tests and (problem := worktree.apply(box, instance.test_patch)):
             raise GradingError(f"instance {instance.id}: its test patch does not apply to its image: {problem}")
         self.dropped = dropped(instance, changes, *names)
         kept = without_files("".join(change.text for change in changes), self.dropped)
@@ -127,7 +159,15 @@ class _Prepared:
         for path, text in files.items():
             box.write(f"{FOLDER}/{path}", text)
         self._watched = {path: box.read(f"{FOLDER}/{path}") for path in (*tests, *files)}
-        box.protect([f"{FOLDER}/{path}" for path in _outermost({*filter(_judges, present), *self._watched})])
+        # What is not Python may be built in the tests' folders: only files that git tracks are locked there.
+        judging = present if tracked is None else sorted({*tracked} & {*present})
+        self._judging = {*filter(_judges, judging), *self._watched}
+        if not self.build:
+            self.lock(present)
+
+    def lock(self, present: Iterable[str]) -> None:
+        """Take from the programs what judges and is still there."""
+        self._box.protect([f"{FOLDER}/{path}" for path in _outermost(self._judging & {*present})])
 
     def changed(self) -> list[str]:
         """The tests' files that are not as they were."""

@@ -9,10 +9,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.instance import Instance
-from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, Statuses, log_parser, r2e_summary
+from agentgym_envs.swe_bench.logs import (
+    ERROR,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    XFAIL,
+    Parser,
+    Statuses,
+    log_parser,
+    r2e_summary,
+)
 
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+START, END = upstream.START, upstream.END
 _BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
 _PROGRESS = re.compile(r"\[(\d+%\]-*)?")  # pytest's, which SWE-bench's lists call a test (pytest-5227)
@@ -95,9 +106,18 @@ def judge(instance: Instance, log: str, *, exit_code: int | None = None, start: 
 
 
 def statuses_of(instance: Instance, output: str) -> Statuses:
-    """The status of each test that an instance's test command printed."""
-    parser = log_parser(instance.repo) if instance.expected is None else r2e_summary
-    return parser(_LONG_LINE.sub("", output))
+    """The status of each test that an instance's test command printed. Raises ValueError as `reader_of` does.
+
+    Raises upstream.LogUnreadableError, a ValueError too, if the parser is SWE-bench's and cannot read it.
+    """
+    return reader_of(instance)(_LONG_LINE.sub("", output))
+
+
+def reader_of(instance: Instance) -> Parser:
+    """What reads an instance's logs. Raises ValueError if neither agentgym nor SWE-bench's package has a parser."""
+    if upstream.needed(instance):
+        return upstream.reader_of(instance)
+    return log_parser(instance.repo) if instance.expected is None else r2e_summary
 
 
 def contradiction(instance: Instance, output: str) -> str:
@@ -105,10 +125,10 @@ def contradiction(instance: Instance, output: str) -> str:
     if instance.expected is not None:
         return ""
     required = (*instance.fail_to_pass, *instance.pass_to_pass)
+    parse = upstream.line_parser_of(instance) if upstream.needed(instance) else log_parser(instance.repo)
     said: dict[str, set[bool]] = {name: set() for name in required if not _PROGRESS.fullmatch(name)}
-    parser = log_parser(instance.repo)
     for line in _LONG_LINE.sub("", output).split("\n"):
-        for name, status in parser(line).items():
+        for name, status in parse(line).items():
             if name in said:
                 said[name].add(status in (PASSED, XFAIL, SKIPPED))
     return next((name for name, found in said.items() if len(found) > 1), "")

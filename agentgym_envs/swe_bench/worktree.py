@@ -13,8 +13,10 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import PatchError
 
 FOLDER = "/testbed"
+ENVIRONMENT = "/etc/testbed-environment"  # of images of other languages than Python: their own variables
 # Images that SWE-bench publishes have the repository's Python in an environment of conda, R2E-Gym's in one of venv.
 ACTIVATE = (
+    f"[ ! -f {ENVIRONMENT} ] || . {ENVIRONMENT}; "
     "[ ! -f /opt/miniconda3/bin/activate ] || . /opt/miniconda3/bin/activate testbed; "
     f"[ ! -f {FOLDER}/.venv/bin/activate ] || . {FOLDER}/.venv/bin/activate"
 )
@@ -144,6 +146,14 @@ def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
         raise SandboxError(f"the image's Python does not run: {result.stdout.strip()[-300:]}")
     importable, known = json.loads(result.stdout)
     return importable, known
+
+
+def tracked_files(box: Sandbox) -> list[str]:
+    """What git tracks of the repository; ask before the patch's programs run."""
+    result = box.exec(["git", "-C", FOLDER, "ls-files", "-z"], timeout=_GIT_SECONDS, env=_NO_GIT_CONFIG)
+    if not result.ok or result.truncated:
+        raise SandboxError(f"git cannot list the files of {FOLDER}: {result.stderr.strip()[-300:]}")
+    return [path for path in result.stdout.split("\0") if path]
 
 
 def files_of(box: Sandbox) -> list[str]:

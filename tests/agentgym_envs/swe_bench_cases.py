@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import contextlib
 import importlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from agentgym.processes.isolate import close_workers
 from agentgym.sandbox import SandboxError
 from agentgym.sandbox.backends import docker, engine
 from agentgym.sandbox.backends.bubblewrap import usable
@@ -76,7 +81,6 @@ def instance(**changes: Any) -> Instance:
 
 
 @cache
-@cache
 def agreement_benchmark() -> ModuleType:
     """`benchmarks/swe_agreement.py`."""
     register_all()
@@ -94,17 +98,38 @@ def swebench(module: str, major: int) -> ModuleType:
 
     Its outer packages are empty here: what their `__init__` imports, such as Modal's client, is not installed.
     """
-    root = Path(sys.prefix, "swebench", str(major))
-    if not root.is_dir():
-        pytest.skip(f"needs swebench {major}: make setup")
-    sys.modules.update(_swebench_modules[major])
-    sys.path.insert(0, str(root))
-    try:
+    with installed(major):
         return importlib.import_module(f"swebench.{module}")
+
+
+@contextlib.contextmanager
+def installed(major: int) -> Iterator[None]:
+    """SWE-bench's package of a major version, as if it was installed, for worker processes too; skips without."""
+    places = _places(major)
+    sys.modules.update(_swebench_modules[major])
+    sys.path[:0] = places
+    if _workers_for != [major]:  # which have the path of when they began
+        close_workers()
+        _workers_for[:] = [major]
+    try:
+        yield
     finally:
-        sys.path.remove(str(root))
+        del sys.path[: len(places)]
         for name in [name for name in sys.modules if name.partition(".")[0] == "swebench"]:
             _swebench_modules[major][name] = sys.modules.pop(name)
+
+
+@cache
+def _places(major: int) -> list[str]:
+    """Where Python finds it: its outer packages are empty, and then comes what `make setup` installs."""
+    root, empty = Path(sys.prefix, "swebench", str(major)), tempfile.mkdtemp()
+    if not root.is_dir():
+        pytest.skip(f"needs swebench {major}: make setup")
+    atexit.register(shutil.rmtree, empty)
+    for name in ("swebench", "swebench/harness", "swebench/harness/test_spec"):
+        Path(empty, name).mkdir()
+        Path(empty, name, "__init__.py").write_text(f"__path__.append({str(root / name)!r})\n")
+    return [empty, str(root)]
 
 
 @cache
@@ -121,14 +146,8 @@ def swesmith_parser() -> Callable[[None, str], dict[str, str]]:
     return found
 
 
-def _empty_packages(major: int) -> dict[str, ModuleType]:
-    packages = {name: ModuleType(name) for name in ("swebench", "swebench.harness", "swebench.harness.test_spec")}
-    for name, package in packages.items():
-        package.__path__ = [str(Path(sys.prefix, "swebench", str(major), *name.split(".")))]
-    return packages
-
-
-_swebench_modules = {major: _empty_packages(major) for major in (4, 5)}
+_workers_for: list[int] = []
+_swebench_modules: dict[int, dict[str, ModuleType]] = {4: {}, 5: {}}
 
 
 def built(id: str) -> Instance:

@@ -24,6 +24,11 @@ def new(path):
         *("pkg/test_one.py", "pkg/one_test.py", "conftest.py", "a/conftest.py", "pytest.ini", "tox.ini", "setup.cfg"),
         *("pyproject.toml", "sitecustomize.py", "src/usercustomize.py", "evil.pth", "bin/test", ".gitattributes"),
         *("x.egg-info/entry_points.txt", "x-1.dist-info/entry_points.txt", "Tests/a.py", "testing/x.py", "tests"),
+        *("src/a.test.js", "src/a.spec.tsx", "src/A.tests.mjs", "pkg/__tests__/a.ts", "a/__snapshots__/a.snap"),
+        *("jest.config.js", "pkg/vitest.config.mts", "karma.conf.cjs", ".mocharc", ".mocharc.yml", "jasmine.json"),
+        *("packages/a/package.json", "jest.setup.js", "node_modules/jest/index.js", "spec/unit/a.js", "spec/a.rb"),
+        *("binding/form_test.go", "src/test/java/AImpl.java", "core/GsonTest.java", "src/ATests.kt", "ParserTest.php"),
+        *("lib/a_spec.rb", "lib/a_test.rb", ".rspec", "phpunit.xml.dist", "src/parse_test.rs"),
     ],
 )
 def test_what_judges_is_protected(path):
@@ -31,7 +36,14 @@ def test_what_judges_is_protected(path):
     assert dropped(instance(), parse_patch(modified(path))) == (path,)
 
 
-@pytest.mark.parametrize("path", ["django/db/models.py", "setup.py", "docs/testing.txt", "pkg/latest.py", "contest.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("django/db/models.py", "setup.py", "docs/testing.txt", "pkg/latest.py", "contest.py"),
+        *("src/latest.js", "src/Latest.java", "spec/models.py", "specs/a.md", "src/test.js", "pkg/testing.go"),
+        *("karma.js", "config.js", "Gruntfile.js", "go.mod", "Cargo.toml", "pom.xml", "jest/config.ts"),
+    ],
+)
 def test_the_rest_is_the_patch_s_own(path):
     assert not is_protected(path)
     assert dropped(instance(), parse_patch(modified(path))) == ()
@@ -50,6 +62,11 @@ def test_the_files_of_the_test_patch_never():
 @pytest.mark.parametrize("path", ["json.py", "unittest/case.py", "src/re.py", "pytest.py", "lib/pluggy/__init__.py"])
 def test_a_new_module_may_not_take_the_place_of_an_installed_one(path):
     assert dropped(instance(), parse_patch(new(path)), ["pytest", "pluggy"], ["flask"]) == (path,)
+
+
+def test_in_another_language_it_may():
+    javascript = instance(repo="vuejs/core")
+    assert dropped(javascript, parse_patch(new("src/types.ts") + new("json/index.js")), [], []) == ()
 
 
 def test_one_of_the_repository_s_own_may():
