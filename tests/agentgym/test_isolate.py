@@ -123,7 +123,7 @@ def test_what_the_function_started_is_killed_with_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (("math:sqrt", -1), "math:sqrt: ValueError: math domain error"),
+        (("operator:index", "one"), "operator:index: TypeError: 'str' object cannot be interpreted as an integer"),
         (("nowhere:f",), "ModuleNotFoundError: No module named 'nowhere'"),
         (("math:nothing",), "AttributeError"),
         (("math:pi",), "TypeError: math:pi is float, no function"),

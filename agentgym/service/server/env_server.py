@@ -17,6 +17,7 @@ from agentgym.service.protocol.sandbox_frames import SERVED
 from agentgym.service.server.events import Unauthorized
 from agentgym.service.server.http_connections import (
     VANISHED_SECONDS,
+    ClientLeftError,
     HttpConnection,
     HttpConnections,
     TlsArrival,
@@ -212,8 +213,9 @@ class EnvServer:
         return response
 
 
-# Malformed requests of clients are answered by 400 and not logged.
-_log.addFilter(lambda record: record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError))
+# Malformed requests of clients are answered by 400 and not logged; nor are those of clients that have left.
+_UNLOGGED = (HttpProcessingError, ClientLeftError)
+_log.addFilter(lambda record: record.exc_info is None or not isinstance(record.exc_info[1], _UNLOGGED))
 
 
 async def serve(settings: ServeSettings) -> EnvServer:

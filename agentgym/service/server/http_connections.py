@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import select
 import socket
 import ssl
 import zlib
@@ -31,6 +32,9 @@ _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("agentgym.body", b
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 Cuttable: TypeAlias = "HttpConnection | TlsArrival"
+
+
+class ClientLeftError(ConnectionResetError): ...
 
 
 class HttpConnections:
@@ -262,7 +266,7 @@ async def hand_over(
     """Answer a handshake and detach its connection from aiohttp: a descriptor for a worker, and what to wait for."""
     transport = request.transport
     if transport is None:
-        raise ConnectionResetError("the client has left")
+        raise ClientLeftError("the client has left in its handshake")
     relay = None
     try:
         if transport.get_extra_info("ssl_object") is None:
@@ -274,6 +278,8 @@ async def hand_over(
         raise Refused(CAPACITY, f"no connection to one more session: {error.strerror}") from None
     try:
         response = await _answered(request, transport, subprotocol)
+        if relay is None and _has_left(descriptor):
+            raise ClientLeftError("the client has left in its handshake")
         over = None if relay is None else await relayed(transport, relay)
     except BaseException:
         os.close(descriptor)
@@ -281,6 +287,13 @@ async def hand_over(
             relay.close()
         raise
     return descriptor, response, over
+
+
+def _has_left(descriptor: int) -> bool:
+    """Whether the other side has closed the connection, which nobody reads now."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 async def _answered(request: web.Request, transport: asyncio.Transport, subprotocol: str | None) -> web.StreamResponse:
@@ -293,7 +306,7 @@ async def _answered(request: web.Request, transport: asyncio.Transport, subproto
     response.force_close()
     await response.prepare(request)
     if request.transport is None:
-        raise ConnectionResetError("the client has left")
+        raise ClientLeftError("the client has left in its handshake")
     return response
 
 
@@ -332,7 +345,7 @@ async def relayed(client: asyncio.Transport, to: socket.socket) -> asyncio.Event
     made, _ = await asyncio.get_running_loop().create_connection(lambda: inner, sock=to)
     if client.is_closing():  # its end would no longer be reported
         made.abort()
-        raise ConnectionResetError("the client has left")
+        raise ClientLeftError("the client has left in its handshake")
     client.set_protocol(outer)
     client.resume_reading()
     return over
