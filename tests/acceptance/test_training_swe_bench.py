@@ -34,6 +34,8 @@ SMALL = (
     "trainer.eval_episodes=1",
     f"trainer.steps={STEPS}",
 )
+# A summary of the first turn, in place of it: less room than this is left from the beginning.
+SUMMARIES = ("memory.name=summary", "memory.tokens=8", "memory.room=8000", "env.kwargs.max_turns=3")
 BOTH = [pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), pytest.param("docker", marks=pytest.mark.docker)]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(600)]
 
@@ -55,7 +57,8 @@ def instances(tmp_path_factory) -> Path:
 def test_two_steps_are_trained_on_real_repositories(
     sandbox, instances: Path, in_shared_ray, forks, tmp_path: Path
 ) -> None:
-    given = (*SMALL, f"sandbox={sandbox}", f"env.kwargs.data={instances}")
+    memory = SUMMARIES if sandbox == "bubblewrap" else ()
+    given = (*SMALL, *memory, f"sandbox={sandbox}", f"env.kwargs.data={instances}")
     # The engine of the tests is on ext4, where it cannot limit layers. Workers of a Ray that runs already would not know.
     env = {docker.UNLIMITED: "1"} if sandbox == "docker" else in_shared_ray
     with training(tmp_path, "+env=swe_bench", *given, env=env, forks=forks) as run:
@@ -70,3 +73,6 @@ def test_two_steps_are_trained_on_real_repositories(
         records = run.of_kind("train") + run.of_kind("eval")
         assert all({"submitted", "doubted", "dropped"} <= record["env"].keys() for record in records)
         assert all(isinstance(info["model_patch"], str) for info in ended)
+        trained = run.of_kind("train")
+        assert all(record["update"]["tokens"] == record["sampled_tokens"] > 0 for record in trained)
+        assert all((record.get("summaries", 0) > 0) == bool(memory) for record in trained)
