@@ -1,9 +1,10 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Five games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Six games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
 against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
 tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
+`algorithms` is tic-tac-toe against the perfect player, for each of several algorithms.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
 `countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0.
 All runs of a game and a seed start from the same warm start, which is made once, and learn from as many episodes.
@@ -50,6 +51,17 @@ PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
+# Each on the game against the perfect player, from the same warm start and with as many episodes as `game-perfect`.
+ALONE = ("algorithm.group_size=1", "trainer.groups_per_step=128")
+ALGORITHMS = {
+    "grpo": (),
+    "ppo": ("algorithm=ppo", *LAMBDA, *ALONE),
+    "starpo-s": ("algorithm=starpo_s",),
+    "bilevel-gae": ("algorithm=bilevel_ppo", *ALONE),
+    "gigpo": ("algorithm=gigpo", "algorithm.kl.coef=0"),
+    "gspo": ("algorithm=gspo",),
+    "staleness-2": ("trainer.staleness=2",),
+}
 # A real model of about 0.1 B parameters on a CPU: two numbers and three attempts, so that feedback can be used; a step takes 70 s.
 COUNTDOWN = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=2", "env.kwargs.max_number=15", "env.kwargs.max_turns=3"),
@@ -100,12 +112,13 @@ CURVES = (
     Curve("game-perfect", "self_play", (*PERFECT, *GAMES), "tic_tac_toe"),
     Curve("game-self", "self_play", (*SELF, *GAMES), "tic_tac_toe_self"),
     Curve("game-past", "self_play", (*PAST, *SELF, *GAMES), "tic_tac_toe_self"),
+    *(Curve(f"game-{name}", "algorithms", (*PERFECT, *GAMES, *own), "tic_tac_toe") for name, own in ALGORITHMS.items()),
     Curve("countdown", "countdown", COUNTDOWN, "countdown"),
     Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
 )
 ALWAYS = ("engine=embedded", "learner.workers=1")
 # By game; of the others, the default job's.
-WARM_STARTS = {"self_play": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN_START)}
+WARM_STARTS = {"self_play": PLAYER, "algorithms": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN_START)}
 
 
 def train(settings: list[str], log: Path) -> None:
