@@ -72,7 +72,7 @@ COUNTDOWN = (
 )
 # In place of 16 steps: imitating as many episodes of the expert as they play.
 IMITATION = ("sft.episodes=2048", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5", "trainer.steps=1")
-# Its warm start, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
+# The warm start of countdown, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
 COUNTDOWN_START = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
     *("sampling.max_tokens=24", "engine.max_model_len=256"),

@@ -29,8 +29,8 @@ from agentgym.rollout.episode import run_episode
 from agentgym_envs.swe_bench.grading import Grade, grade
 from agentgym_envs.swe_bench.images import build, image_of
 from agentgym_envs.swe_bench.instances import Instance, read_instances
+from agentgym_envs.swe_bench.logs import END, START
 from agentgym_envs.swe_bench.releases import without_absent
-from agentgym_envs.swe_bench.verdict import END, START
 
 WANTED = {"gold": True, "empty": False, "tests only": False, "gold through the tools": True}
 

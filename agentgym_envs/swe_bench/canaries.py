@@ -15,7 +15,7 @@ from agentgym_envs.swe_bench.commands import arguments_of, command_of
 from agentgym_envs.swe_bench.failing import failing
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import ERROR, FAILED, PASSED, Statuses
-from agentgym_envs.swe_bench.upstream import needed
+from agentgym_envs.swe_bench.upstream import needs_swebench
 
 _NOUNS = "field query cache path header token index layer option buffer column signal value cursor model locale"
 _WORDS = "default empty nested invalid missing ordered reused partial escaped shared explicit lazy stale mixed"
@@ -71,7 +71,7 @@ def canaries(instance: Instance, sources: str, rng: random.Random, present: Iter
     command, repo = command_of(instance), instance.repo.lower()
     beside = [path for path in arguments_of(instance) if path.endswith(".py") or repo == "django/django"]
     ends = tuple(f" {shlex.quote(path)}" for path in beside)
-    if not command.endswith(ends) or repo == "python/mypy" or repo.startswith("swesmith/") or needed(instance):
+    if not command.endswith(ends) or repo == "python/mypy" or repo.startswith("swesmith/") or needs_swebench(instance):
         return Canaries({}, command, {})
     taken = "\n".join((sources, *instance.fail_to_pass, *instance.pass_to_pass))
     stem = _fresh(lambda: f"test_{rng.choice(_PARTS[0])}_{rng.choice(_PARTS[1])}", taken + "\n".join(present))

@@ -75,7 +75,7 @@ def build_command_of(instance: Instance) -> str:
 
     Raises ValueError as `command_of` does.
     """
-    given = instance.test_command is not None or not upstream.needed(instance)
+    given = instance.test_command is not None or not upstream.needs_swebench(instance)
     return instance.build_command if given else upstream.commands_of(instance)[0]
 
 

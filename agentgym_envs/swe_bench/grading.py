@@ -12,7 +12,7 @@ from agentgym_envs.swe_bench.logs import PASSED
 from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_patch
 from agentgym_envs.swe_bench.releases import without_absent
 from agentgym_envs.swe_bench.trial import Bench, GradingError, Key, Trial, run_tests
-from agentgym_envs.swe_bench.upstream import needed
+from agentgym_envs.swe_bench.upstream import needs_swebench
 from agentgym_envs.swe_bench.verdict import Outcome, Verdict
 from agentgym_envs.swe_bench.worktree import DEFAULT_SIZE, Size
 
@@ -139,7 +139,7 @@ def _excused(bench: Bench, trial: Trial) -> str:
 
 def _forged(bench: Bench, changes: tuple[FileChange, ...], first: Trial) -> str:
     """The doubt about a run whose tests are good even when they are made to fail, or whose code knows that and gives up."""
-    if needed(bench.instance):
+    if needs_swebench(bench.instance):
         return _invented(bench, changes)
     if first.verdict is None or not first.inversion.tests:
         return ""

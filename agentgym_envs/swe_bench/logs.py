@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 PASSED, FAILED, SKIPPED, ERROR, XFAIL = STATUSES = ("PASSED", "FAILED", "SKIPPED", "ERROR", "XFAIL")
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"  # around what the tests print
 Statuses = dict[str, str]
 Parser = Callable[[str], Statuses]
 

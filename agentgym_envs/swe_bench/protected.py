@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import FileChange, touched_files
-from agentgym_envs.swe_bench.upstream import needed
+from agentgym_envs.swe_bench.upstream import needs_swebench
 
 FOLDERS = frozenset(
     {"test", "tests", "testing", "r2e_tests", ".venv", "__tests__", "__mocks__", "__snapshots__", "node_modules"}
@@ -66,7 +66,7 @@ def dropped(
     instance: Instance, changes: Iterable[FileChange], importable: Collection[str] = (), known: Collection[str] = ()
 ) -> tuple[str, ...]:
     """The files of a patch whose changes are not applied; `importable` and `known` as in `shadows`."""
-    python = not needed(instance)
+    python = not needs_swebench(instance)
     of_tests, of_gold = set(touched_files(instance.test_patch)), set(touched_files(instance.patch))
     found = []
     for change in changes:

@@ -5,7 +5,7 @@ Theirs belong to root, and in their repositories are future commits, tags, remot
 """
 
 from agentgym_envs.swe_bench.instance import Instance
-from agentgym_envs.swe_bench.upstream import needed
+from agentgym_envs.swe_bench.upstream import needs_swebench
 
 _DOCKERFILE = """\
 FROM {image}
@@ -66,6 +66,6 @@ if [ -d /root/.local ]; then find /root/.local ! -type l ! -perm -o=r -exec chmo
 def files(instance: Instance, image: str, tests: bool) -> dict[str, str]:
     """The files of the image's folder by their names. `tests`: with the tests that R2E-Gym's images hold, to grade."""
     hides = instance.expected is not None
-    more = _OTHERS if needed(instance) else ""
+    more = _OTHERS if needs_swebench(instance) else ""
     dockerfile = _DOCKERFILE.format(image=image, more=more, what=("tests" if tests else "none") if hides else "all")
     return {"Dockerfile": dockerfile, "prepare.sh": _SCRIPT, "bug.patch": instance.bug_patch}

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgym_envs.swe_bench.instance import Instance, InstanceError
-from agentgym_envs.swe_bench.logs import has_parser, r2e_name
+from agentgym_envs.swe_bench.logs import END, START, has_parser, r2e_name
 from agentgym_envs.swe_bench.patches import PatchError, parse_patch, reversed_patch
-from agentgym_envs.swe_bench.upstream import END, START, script_of
+from agentgym_envs.swe_bench.upstream import script_of
 
 _SWE_GYM = {
     *("python/mypy", "getmoto/moto", "conan-io/conan", "modin-project/modin", "project-monai/monai", "iterative/dvc"),

@@ -14,7 +14,7 @@ from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.inversion import Inversion, inversion
 from agentgym_envs.swe_bench.patches import FileChange, touched_files, without_files
 from agentgym_envs.swe_bench.protected import dropped, is_protected
-from agentgym_envs.swe_bench.upstream import LogUnreadableError, needed
+from agentgym_envs.swe_bench.upstream import LogUnreadableError, needs_swebench
 from agentgym_envs.swe_bench.verdict import Verdict, contradiction, judge_statuses, statuses_of
 from agentgym_envs.swe_bench.worktree import FOLDER, Size
 
@@ -139,7 +139,7 @@ class _Prepared:
     ):
         self._box = box
         self.build = build_command_of(instance)
-        python = not needed(instance)
+        python = not needs_swebench(instance)
         names = worktree.module_names(box) if python else ((), ())
         tracked = None if python else worktree.tracked_files(box)
         if instance.test_patch and with_tests and (problem := worktree.apply(box, instance.test_patch)):

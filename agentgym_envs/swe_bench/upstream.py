@@ -12,9 +12,8 @@ from typing import Any
 
 from agentgym.processes.isolate import IsolatedCallError, WorkerDied, call_isolated
 from agentgym_envs.swe_bench.instance import Instance
-from agentgym_envs.swe_bench.logs import ERROR, PASSED, STATUSES, Parser, Statuses, has_parser
+from agentgym_envs.swe_bench.logs import END, ERROR, PASSED, START, STATUSES, Parser, Statuses, has_parser
 
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 PARSE_SECONDS = 60.0
 _HEAD = "set -uxo pipefail"  # some parsers look for the commands themselves in the log
 _HEREDOC = re.compile(r"git apply .*<<\s*['\"]?(\w+)")
@@ -30,7 +29,7 @@ class LogUnreadableError(ValueError):
     """A log that SWE-bench's parser cannot read: its code raises, or takes longer than `PARSE_SECONDS`."""
 
 
-def needed(instance: Instance) -> bool:
+def needs_swebench(instance: Instance) -> bool:
     """Whether an instance's log is read by SWE-bench's own package."""
     return instance.expected is None and not has_parser(instance.repo)
 

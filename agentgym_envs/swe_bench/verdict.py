@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import (
+    END,
     ERROR,
     FAILED,
     PASSED,
     SKIPPED,
+    START,
     XFAIL,
     Parser,
     Statuses,
@@ -23,7 +25,6 @@ from agentgym_envs.swe_bench.logs import (
     r2e_summary,
 )
 
-START, END = upstream.START, upstream.END
 _BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
 _PROGRESS = re.compile(r"\[(\d+%\]-*)?")  # pytest's, which SWE-bench's lists call a test (pytest-5227)
@@ -115,7 +116,7 @@ def statuses_of(instance: Instance, output: str) -> Statuses:
 
 def reader_of(instance: Instance) -> Parser:
     """What reads an instance's logs. Raises ValueError if neither agentgym nor SWE-bench's package has a parser."""
-    if upstream.needed(instance):
+    if upstream.needs_swebench(instance):
         return upstream.reader_of(instance)
     return log_parser(instance.repo) if instance.expected is None else r2e_summary
 
@@ -125,7 +126,7 @@ def contradiction(instance: Instance, output: str) -> str:
     if instance.expected is not None:
         return ""
     required = (*instance.fail_to_pass, *instance.pass_to_pass)
-    parse = upstream.line_parser_of(instance) if upstream.needed(instance) else log_parser(instance.repo)
+    parse = upstream.line_parser_of(instance) if upstream.needs_swebench(instance) else log_parser(instance.repo)
     said: dict[str, set[bool]] = {name: set() for name in required if not _PROGRESS.fullmatch(name)}
     for line in _LONG_LINE.sub("", output).split("\n"):
         for name, status in parse(line).items():

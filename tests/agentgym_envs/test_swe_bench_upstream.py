@@ -221,9 +221,8 @@ def test_swe_bench_has_the_same_commands_of_every_repository_and_version():
                 theirs = javascript.get_test_cmds_calypso({"test_patch": patch, "version": version})
             with installed(4):
                 assert lines_of(command_of(case)) == "\n".join(theirs).split("\n")
-                assert lines_of(build_command_of(case)) == "\n".join(spec.get("build", [])).split("\n") or not spec.get(
-                    "build"
-                )
+                build = spec.get("build")
+                assert lines_of(build_command_of(case)) == ("\n".join(build).split("\n") if build else [])
                 reader_of(case)
             compared += 1
     assert compared > 300

@@ -9,8 +9,8 @@ import pytest
 from swe_bench_cases import LITE, THEIRS, instance, swebench
 
 from agentgym_envs.swe_bench.instances import read_instances
-from agentgym_envs.swe_bench.logs import STATUSES
-from agentgym_envs.swe_bench.verdict import END, START, LogError, judge, judge_statuses
+from agentgym_envs.swe_bench.logs import END, START, STATUSES
+from agentgym_envs.swe_bench.verdict import LogError, judge, judge_statuses
 
 FIX, OLD = "tests/test_one.py::test_fix", "tests/test_one.py::test_old"
 
