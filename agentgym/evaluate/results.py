@@ -352,9 +352,9 @@ def _histogram(rewards: Sequence[float]) -> dict[str, Any] | None:
 CUT = ("length", "content_filter", "context")
 
 LONGEST_CAUSE = 300
-# Parts in which failures of one kind differ: ids, addresses, numbers. An HTTP status or a line of code is another kind.
+# Parts in which failures of one kind differ: ids, addresses, numbers. An HTTP status, a line of code or a version is another kind.
 _OWN = re.compile(
-    r"""(?P<kept>\b(?:answered|status)\ \d{3}\b|\.py:\d+|\bHTTP/[\d.]+)
+    r"""(?P<kept>\b(?:answered|status)\ \d{3}\b|\.py:\d+|\bHTTP/[\d.]+|(?<=[\w,\]])(?:[<>~=!]=|[<>])\d[\d.]*)
     |\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b
     |\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b
     |\b0x[0-9a-fA-F]+\b

@@ -394,7 +394,7 @@ def _played_cell(cell: Cell, make_policy: MakePolicy | None) -> _PlayedCell:
             raise ValueError(f"{cell.env.id}/{cell.split}: two tasks have the id {task.id!r}: task ids must be unique")
         found[task.id] = task
     if not found:
-        raise ValueError(f"{cell.env.id}/{cell.split} has no tasks")
+        raise ValueError(f"{cell.env.id}/{cell.split} has no tasks: --split names another split")
     first = next(iter(found.values()))
     line = line_of([first.id, first.messages, first.answer, first.seed])
     mark = hashlib.sha256(line.encode()).hexdigest()[:16]  # the same for any number of tasks of the same data

@@ -108,6 +108,9 @@ def test_the_viewer_finds_episodes_by_a_finish_reason(reason, found):
         ("EndpointError: u: answered 500: died", "EndpointError: u: answered 503: died", False),
         ("KeyError: 'a' (env.py:12 in step)", "KeyError: 'a' (env.py:40 in step)", False),
         ("no model gpt-4o", "no model gpt-4.1x", False),
+        ("pip install 'swebench>=4.1,<6'", "pip install 'swebench>=5.0,<6'", False),
+        ("limit=30", "limit=60", True),
+        ("took 12 > 10", "took 13 > 10", True),
     ],
 )
 def test_errors_that_differ_in_ids_numbers_and_addresses_count_together(one, other, alike):
