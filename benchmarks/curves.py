@@ -1,13 +1,14 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Six games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Seven games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
 against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
 tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
 `algorithms` is tic-tac-toe against the perfect player, for each of several algorithms.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
-`countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0.
-All runs of a game and a seed start from the same warm start, which is made once, and learn from as many episodes.
+`countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0. `mbpp` is for a real coder model as it is:
+GRPO of an adapter on MBPP's problems, with two replies.
+All runs of another game and a seed start from the same warm start, which is made once, and learn from as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
 checkpoint. Records, pictures and table go to --out, the run folders to --runs. Only what is there is drawn.
@@ -72,6 +73,14 @@ COUNTDOWN = (
 )
 # In place of 16 steps: imitating as many episodes of the expert as they play.
 IMITATION = ("sft.episodes=2048", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5", "trainer.steps=1")
+# A coder model of about 0.5 B parameters on two cores with AVX512-BF16. The first reply's code is run, so that feedback can be used.
+MBPP = (
+    *("env.kwargs.max_turns=2", "sampling.max_tokens=160", "model.dtype=bfloat16", "lora.rank=16", "learner.lr=1e-4"),
+    *("engine=vllm", "engine.replicas=2", "engine.max_model_len=1024", "engine.kv_cache_bytes=536870912"),
+    *("algorithm=grpo", "algorithm.group_size=8", "trainer.groups_per_step=8", "trainer.steps=16"),
+    *("learner.workers=2", "learner.shared_prefix=true", "learner.microbatch_tokens=2048"),
+    *("learner.gradient_checkpointing=false", "trainer.eval_episodes=200", "trainer.eval_every=8"),
+)
 # The warm start of countdown, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
 COUNTDOWN_START = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
@@ -115,7 +124,9 @@ CURVES = (
     *(Curve(f"game-{name}", "algorithms", (*PERFECT, *GAMES, *own), "tic_tac_toe") for name, own in ALGORITHMS.items()),
     Curve("countdown", "countdown", COUNTDOWN, "countdown"),
     Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
+    Curve("mbpp", "mbpp", MBPP, "code_mbpp"),
 )
+REAL = ("countdown", "mbpp")  # games for a real model, of model.path=DIR
 ALWAYS = ("engine=embedded", "learner.workers=1")
 # By game; of the others, the default job's.
 WARM_STARTS = {"self_play": PLAYER, "algorithms": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN_START)}
@@ -155,10 +166,12 @@ def run(curve: Curve, seed: int, out: Path, runs: Path, more: list[str]) -> None
     record = out / f"{name}.json"
     if record.exists():
         return
-    start = warm_start(curve.game, seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
+    begun = ["trainer.resume=auto"]
+    if curve.game != "mbpp":
+        start = warm_start(curve.game, seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
+        begun = [f"model.path={start}", *begun]
     print(f"{name}: {' '.join(curve.settings)}", flush=True)
     named = [f"trainer.seed={seed}", f"trainer.name={name}", f"trainer.runs_dir={runs}", f"trainer.record={record}"]
-    begun = [f"model.path={start}", "trainer.resume=auto"]
     own = [f"+env={curve.env}", *ALWAYS, "sft.episodes=0", *curve.settings]
     train([*own, *more, *begun, *named], runs / f"{name}.log")
 
@@ -227,7 +240,7 @@ def summary(out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [curve.name for curve in CURVES]
-    real = [curve.name for curve in CURVES if curve.game == "countdown"]
+    real = [curve.name for curve in CURVES if curve.game in REAL]
     without_model = [name for name in names if name not in real]
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... of each recipe (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("docs/results/curves"), help="for records, pictures, table.md")
@@ -243,7 +256,7 @@ def main() -> None:
         parser.error(f"--only: no {min(unknown)}; there are {', '.join(names)}")
     with_model = any(each.startswith("model.path=") for each in args.more)
     if not args.draw and not with_model and (named := [name for name in only if name in real]):
-        parser.error(f"{named[0]} takes a real model: add model.path=DIR, such as SmolLM2-135M-Instruct's folder")
+        parser.error(f"{named[0]} takes a real model: add model.path=DIR, the folder of an instruct model")
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in [] if args.draw else range(args.seeds):
         for curve in CURVES:

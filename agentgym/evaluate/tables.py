@@ -46,7 +46,9 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
         shown.append(Text(f"{why}{missing:,} of {planned:,} episodes were not played", style="yellow"))
     failures = [cell.agent_failures for cell in cells]
     shown += _by_cause("agent failures (played, at the environment's least reward)", cells, failures)
-    return Group(*shown, *_cut(cells), *_by_cause("errors by cause", cells, [cell.error_texts for cell in cells]))
+    return Group(
+        *shown, *_ended_early(cells), *_by_cause("errors by cause", cells, [cell.error_texts for cell in cells])
+    )
 
 
 def table_of(cells: Cells) -> RenderableType:
@@ -160,8 +162,8 @@ def _two(lines: Sequence[str]) -> Text:
     return Text("\n".join(lines).rstrip("\n"))
 
 
-def _cut(cells: Cells) -> Iterator[RenderableType]:
-    """The number of cut answers by cause; a warning where these are many."""
+def _ended_early(cells: Cells) -> Iterator[RenderableType]:
+    """Cut answers by cause, a warning where these are many; episodes that the run's limit of turns ended."""
     for cell in cells:
         if cell.cut:
             warning = "warning: " if cell.much_cut else ""
@@ -169,6 +171,10 @@ def _cut(cells: Cells) -> Iterator[RenderableType]:
             causes = ", ".join(f"{cell.finish_reasons[why]:,} x {why}" for why in CUT if why in cell.finish_reasons)
             text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {causes}"
             yield Text(text, style="yellow" if cell.much_cut else "")
+        if ended := cell.ends.get("max_turns", 0):
+            name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
+            text = f"{name}{ended:,} of {cell.episodes:,} episodes ended at --max-turns, before their environment ended them"
+            yield Text(f"""{text} (its own limit: --kwargs '{{"max_turns": N}}')""", style="yellow")
 
 
 def _by_cause(title: str, cells: Cells, counts: Sequence[Mapping[str, int]]) -> list[RenderableType]:

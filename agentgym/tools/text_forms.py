@@ -2,6 +2,8 @@ r"""Strict parsers of the calls and final answers that a model writes in plain t
 
     <tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>                              Hermes, Qwen
     <tool_call><function=add><parameter=a>2</parameter></function></tool_call>                 Qwen3-Coder
+    {"name": "add", "arguments": {"a": 2}}, or "parameters", also in a ```json block,          Qwen2.5-Coder, Llama 3
+    if the reply is nothing else and the tool is known
     ```python                                                                                  a fenced block, where the
     print(2)                                                                                   environment says which
     ```                                                                                        tool its language calls
@@ -12,7 +14,7 @@ reading takes time in proportion to the text's length.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -25,6 +27,7 @@ _SPACE = re.compile(r"\s*+")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200}+)>\s*+")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,200}+)>")
 _END_PARAMETER, _END_FUNCTION = "</parameter>", "</function>"
+_JSON_BLOCK = re.compile(r"```(?:json)?[ \t]*+\n(?P<json>.*)\n[ \t]*+```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,16 @@ def call_text(name: str, **arguments: Any) -> str:
     return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"
 
 
-def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | str]:
+def calls_in(text: str, fenced: Mapping[str, str] = {}, tools: Container[str] = ()) -> Iterator[ToolCall | str]:
     """The calls that a text makes, in order; the first malformed one is last, as its problem.
 
-    `fenced` is the tool that a fenced block calls, by its language in small letters. Other blocks are no calls.
+    `fenced` is the tool that a fenced block calls, by its language in small letters. Other blocks are no calls. `tools` are the
+    names that a call without tags may have.
     """
     text, position = spoken(text), 0
+    if bare := _bare_call(text, tools):
+        yield bare
+        return
     outer = 0  # ticks of the fence of an open block that calls no tool
     while token := _TOKEN.search(text, position):
         position = token.end()
@@ -89,6 +96,19 @@ def calls_in(text: str, fenced: Mapping[str, str] = {}) -> Iterator[ToolCall | s
         yield call
         if isinstance(call, str):
             return
+
+
+def _bare_call(text: str, tools: Container[str]) -> ToolCall | None:
+    """The call of a known tool that the text, or its one JSON block, is; None for any other text."""
+    text = text.strip()
+    block = _JSON_BLOCK.fullmatch(text)
+    found = parse_json(block["json"] if block else text) if text.startswith(("{", "```")) else None
+    if not isinstance(found, dict) or len(found) != 2:
+        return None
+    name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, arguments)
 
 
 def _read_block(text: str, start: int, ticks: int, language: str, tool: str) -> tuple[ToolCall | str, int]:

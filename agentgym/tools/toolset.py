@@ -154,7 +154,7 @@ class ToolSet:
         if native := _native_calls(message):
             return [_read_native(raw, place) for place, raw in enumerate(native)]
         calls: list[ToolCall | str] = []
-        for call in calls_in(text_of(message), self._fenced):
+        for call in calls_in(text_of(message), self._fenced, self._tools):
             if isinstance(call, str) or not call.raw:
                 calls.append(call)
             else:

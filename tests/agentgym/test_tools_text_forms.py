@@ -45,6 +45,50 @@ def xml(name, **parameters):
     return f"<tool_call>\n<function={name}>{inner}\n</function>\n</tool_call>"
 
 
+class TestCallsWithoutTags:
+    """What Qwen2.5-Coder and Llama 3 write where their server has no parser of calls."""
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"name": "find", "arguments": {"query": "a"}}',
+            ' {"name": "find", "parameters": {"query": "a"}}\n',
+            '```json\n{\n  "name": "find",\n  "arguments": {"query": "a"}\n}\n```',
+            '```\n{"arguments": {"query": "a"}, "name": "find"}\n```\n',
+            '<think>It is in there.</think>\n{"name": "find", "arguments": {"query": "a"}}',
+        ],
+    )
+    def test_a_reply_that_is_nothing_but_a_call_of_a_known_tool_is_that_call(self, text):
+        assert calls(text) == [ToolCall("find", {"query": "a"})]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"name": "Ada", "arguments": {"query": "a"}}',  # data of an answer, and no tool
+            'I call {"name": "find", "arguments": {"query": "a"}}',
+            '{"name": "find", "arguments": {"query": "a"}} and so on',
+            '{"name": "find", "arguments": {"query": "a"}, "id": 1}',
+            '{"name": "find", "query": "a"}',
+            '{"name": "find", "arguments": "a"}',
+            '{"name": ["find"], "arguments": {}}',
+            '[{"name": "find", "arguments": {"query": "a"}}]',
+            '{"name": "find", "arguments": {"query": "a"}',
+            '```text\n{"name": "find", "arguments": {"query": "a"}}\n```',
+            '{"name": "find", "name": "find", "arguments": {}}',
+        ],
+    )
+    def test_other_json_is_none(self, text):
+        assert calls(text) == []
+
+    def test_a_text_of_a_tool_that_holds_a_call_runs_once_as_a_block(self):
+        text = '```python\n{"name": "find", "arguments": {"query": "a"}}\n```'
+        assert calls(text) == [ToolCall("python", {"code": '{"name": "find", "arguments": {"query": "a"}}'})]
+
+    def test_it_is_answered_as_any_call_in_the_text(self):
+        (answer,) = TOOLS.answer(said('{"name": "find", "arguments": {"query": 1}}'))
+        assert answer["content"].startswith("<tool_response>\nError: find: ")
+
+
 class TestFencedBlocks:
     @pytest.mark.parametrize(
         ("text", "code"),

@@ -74,6 +74,14 @@ def test_the_command_says_what_was_cut_and_ends_with_1_where_nothing_was_played(
     assert json.loads(text)["cells"][0]["finish_reasons"] == {"length": 3}
 
 
+def test_the_table_says_that_the_run_s_limit_of_turns_ended_episodes(tmp_path, capsys):
+    with serving(lambda body: said("right")) as url:
+        asking = ["--model", "double", "--base-url", url, "-n", "3", "--quiet", "--max-turns", "1"]
+        assert main(["eval", "frozen_lake", *asking, "--out", str(tmp_path / "run")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 episodes ended at --max-turns, before their environment ended them (its own limit: --kwargs" in shown
+
+
 def cut(*reasons, end="terminated"):
     return Trajectory("a/0", "e", "a", turns=[Turn([], {}, finish_reason=r) for r in reasons], end=end)
 
