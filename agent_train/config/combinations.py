@@ -10,7 +10,7 @@ from agent_train.cluster.placement import visible_gpus
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
 from agent_train.config.model_folder import is_tiny
 from agent_train.config.schema import EXTERNAL, Config
-from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of
+from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of, sends_adapters
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.agents.programs import Agent, agent_of
@@ -293,10 +293,10 @@ def wrong_learner(config: Config) -> Iterator[str]:
         yield f"learner.tensor_parallel={learner.tensor_parallel} x learner.sequence_parallel={learner.sequence_parallel}: must divide learner.workers={learner.workers} together"
     if config.lora.rank and importlib.util.find_spec("peft") is None:
         yield f"lora.rank={config.lora.rank}: peft is not installed: {pip_install('agentgym-toolkit[lora]')}, or set lora.rank=0"
-    if config.lora.rank > MAX_LORA_RANK and config.engine.name == "vllm" and config.mode == "rl":
-        yield f"lora.rank={config.lora.rank}: vLLM takes ranks up to {MAX_LORA_RANK}"
-    if config.lora.rank and config.engine.weights != "collective" and config.engine.name not in EXTERNAL:
-        yield f"engine.weights={config.engine.weights}: vLLM gets the adapters of lora.rank={config.lora.rank} as files in any case: leave it out"
+    if config.lora.rank > MAX_LORA_RANK and sends_adapters(config) and config.mode == "rl":
+        yield f"lora.rank={config.lora.rank}: vLLM takes adapters of ranks up to {MAX_LORA_RANK}: set lora.merge=true"
+    if config.engine.weights != "collective" and sends_adapters(config):
+        yield f"engine.weights={config.engine.weights}: vLLM gets the adapters of lora.rank={config.lora.rank} as files in any case: leave it out, or set lora.merge=true"
     if learner.optimizer == "adamw8bit" and importlib.util.find_spec("torchao") is None:
         yield "learner.optimizer=adamw8bit: torchao is not installed: pip install torchao, or take learner.optimizer=adamw"
 

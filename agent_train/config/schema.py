@@ -340,6 +340,7 @@ class LearnerConfig:
 class LoraConfig:
     rank: int = setting(0, "rank of low-rank adapters, trained in place of all weights; 0: no adapters", bounds=ZERO)
     alpha: float = setting(32.0, "adapters are scaled by alpha / rank")
+    merge: bool = setting(True, "give vLLM all weights, adapters merged; false: adapters alone", on_gpu=False)
     targets: list[str] = setting(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "layers that get an adapter"
     )

@@ -64,7 +64,7 @@ def reference_is_base(config: Config) -> bool:
 
 def sends_adapters(config: Config) -> bool:
     """True if the engine is given the adapters alone, in place of all weights."""
-    return config.lora.rank > 0 and config.engine.name == "vllm"
+    return config.lora.rank > 0 and not config.lora.merge and config.engine.name == "vllm"
 
 
 def learns(config: Config, role: str) -> bool:

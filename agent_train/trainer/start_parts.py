@@ -12,7 +12,7 @@ from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Engine
 from agent_train.learner.actor_group import shared_devices
 from agent_train.learner.role_start import Models, start_models
-from agent_train.learner.roles import own_players
+from agent_train.learner.roles import own_players, sends_adapters
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.past import Past, past_players
 from agent_train.trainer.loop import Joined
@@ -45,7 +45,8 @@ async def start_parts(
         stack.push_async_callback(_close_in_time, engine)
         return engine
 
-    given: dict[str, Any] = {"adapter_rank": config.lora.rank, "timeline": tracker.timeline}
+    rank = config.lora.rank if sends_adapters(config) else 0
+    given: dict[str, Any] = {"adapter_rank": rank, "timeline": tracker.timeline}
     begin = folder.start if folder.start.is_dir() else model_dir
     if config.engine.placement == "colocated":
         bundles = await shared_devices(config)
@@ -62,7 +63,7 @@ async def start_parts(
             engine = parts.create_task(open_engine(**few, **given))
             own: dict[str, asyncio.Task[Engine]] = {}
             for player in own_players(config):
-                opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=config.lora.rank, **few)
+                opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=rank, **few)
                 own[player] = parts.create_task(opening)
             starting = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
             if past_players(config):

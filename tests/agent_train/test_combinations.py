@@ -41,7 +41,10 @@ def test_every_recipe_goes_together(name):
             ["algorithm.correction.low=9", "below algorithm.correction.high"],
         ),
         (["engine.name=embedded", "engine.weights=disk"], ["engine.weights=disk", "without engine.name=vllm"]),
-        (["engine.weights=delta", "lora.rank=4"], ["engine.weights=delta", "lora.rank=4", "leave it out"]),
+        (
+            ["engine.name=vllm", "engine.weights=delta", "lora.rank=4", "lora.merge=false"],
+            ["engine.weights=delta", "lora.rank=4", "leave it out", "lora.merge=true"],
+        ),
         ([*OPENAI], ["engine.name=openai", "has no server", "engine.urls=[http"]),
         ([*SGLANG, "engine.urls=[http://h:1]"], ["model.path", "already have a model"]),
         (["engine.urls=[http://h:1]"], ["engine.urls=", "without engine.name=openai or sglang"]),
@@ -138,6 +141,11 @@ def test_nothing_of_this_imports_torch():
 @pytest.mark.parametrize("own", [OPENAI, SGLANG])
 def test_engines_that_others_run_go_with_adapters_and_with_rollouts_ahead(own):
     assert problems(*own, *AT_H, "lora.rank=4", "trainer.staleness=2") == []
+
+
+def test_merged_adapters_go_to_vllm_in_every_way_and_at_every_rank():
+    for weights in choices("engine.weights"):
+        assert problems("engine.name=vllm", f"engine.weights={weights}", "lora.rank=1024", "lora.merge=true") == []
 
 
 def test_a_secret_in_a_url_is_not_repeated():

@@ -17,13 +17,13 @@ from agent_train.engine.vllm import VllmEngine
 from agent_train.learner.fsdp import full_tensors, load_policy
 from agent_train.learner.lora import add_adapters
 from agent_train.learner.parallel import deal_to_ranks
-from agent_train.learner.roles import reference_is_base, roles_of
+from agent_train.learner.roles import reference_is_base, roles_of, sends_adapters
 from agent_train.weights.sync import WeightSyncError, sync_adapter
 
 
 def config_of(rank=4, **learner):
     config = make_config(lr=0.1, **learner)
-    config.lora.rank = rank
+    config.lora.rank, config.lora.merge = rank, False
     return config
 
 
@@ -135,6 +135,16 @@ def test_the_reference_is_a_model_of_its_own_unless_it_is_the_policy_without_ada
     config = Config()
     config.algorithm.kl.coef, config.lora.rank, config.reference.path, config.sft.episodes = 0.1, lora, path, warm
     assert ("reference" in roles_of(config)) == own == (not reference_is_base(config))
+
+
+@pytest.mark.parametrize(
+    ("rank", "merge", "engine", "sent"),
+    [(4, False, "vllm", True), (4, True, "vllm", False), (0, False, "vllm", False), (4, False, "embedded", False)],
+)
+def test_adapters_alone_go_to_vllm_if_they_are_not_to_be_merged(rank, merge, engine, sent):
+    config = Config()
+    config.lora.rank, config.lora.merge, config.engine.name = rank, merge, engine
+    assert sends_adapters(config) == sent
 
 
 class Writer:

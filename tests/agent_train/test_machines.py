@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.machines, pytest.mark.ray]
 RUN_SECONDS = 600  # on a busy machine
 SMALL = ["trainer.steps=3", "trainer.eval_episodes=8", "sft.episodes=8"]
 SMALL += ["trainer.groups_per_step=2", "trainer.eval_every=10"]
+ADAPTERS = ["lora.rank=4", "lora.merge=false"]
 SERVERS = ["engine=vllm", "engine.replicas=2", "engine.port=8100", f"engine.start_timeout={RUN_SECONDS}"]
 
 
@@ -138,7 +139,7 @@ def test_a_run_that_loses_a_machine_with_a_rank_and_a_server_goes_on_without_the
         pytest.skip("takes minutes; set AGENTGYM_TEST_ALL to run it")
     (own := tmp_path / "own").mkdir()
     parts = ["env.placement=ray", "env.workers=2", "env.cpus=0.5"]
-    parts += [*SERVERS, "lora.rank=4" if weights == "adapters" else f"engine.weights={weights}"]
+    parts += [*SERVERS, *(ADAPTERS if weights == "adapters" else [f"engine.weights={weights}"])]
     with machines(0, 2, 2, own_disk=own) as made:
         run = start(made, own, *SMALL, *parts, "trainer.steps=6", "trainer.save_every=1", "trainer.staleness=1")
         wait_until(run, (own / "run" / "checkpoints" / "step-000001").exists, 2 * RUN_SECONDS)
