@@ -19,8 +19,8 @@ from agentgym.evaluate.tables import duration, percent
 
 ROWS = 10
 REFRESH_PER_SECOND = 4
-# Off a terminal, a phase whose detail keeps changing is printed again only after this many seconds.
-REPEAT_PHASE_SECONDS = 15.0
+# Off a terminal, new details of a phase and the progress of a step are printed only after this many seconds without a line.
+QUIET_SECONDS = 15.0
 NARROW = 100
 COLUMNS = ("step", "reward", "success", "held-out", "tokens/s", "rollout s", "learn s", "sync s")
 UPDATE_COLUMNS = ("gap", "grad norm", "entropy")
@@ -65,18 +65,37 @@ class Display:
             self._live = None
 
     def say(self, text: str) -> None:
+        self._printed = time.monotonic()
         self.console.print(Text(text), soft_wrap=True, highlight=False)
 
     def phase(self, name: str, detail: str = "") -> None:
         """Show the current phase. Off a terminal a new name is printed at once, a new detail only now and then."""
-        now = time.monotonic()
+        is_new, is_changed = name != self._phase, detail != self._detail
+        self._enter(name, detail)
+        if is_new or (is_changed and self._is_quiet()):
+            self._say_after_start(f"{name}{': ' + detail if detail else ''}")
+
+    def activity(self, name: str) -> None:
+        """Show what a step does now, and the episodes that end. Off a terminal quick steps, which have a line each, show none of it."""
+        self._enter(name)
+        self._say_progress()
+
+    def _enter(self, name: str, detail: str = "") -> None:
         if name != self._phase:
-            self._phase_began, self._episodes = now, 0
-        repeat = name != self._phase or (detail != self._detail and now - self._printed > REPEAT_PHASE_SECONDS)
+            self._phase_began, self._episodes = time.monotonic(), 0
         self._phase, self._detail = name, detail
-        if self._live is None and repeat:
-            self._printed = now
-            self.say(f"[{now - self._began:6.0f} s] {name}{': ' + detail if detail else ''}")
+
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._printed > QUIET_SECONDS
+
+    def _say_progress(self) -> None:
+        if self._is_quiet():
+            self._say_after_start(self._status())
+
+    def _say_after_start(self, text: str) -> None:
+        """Off a terminal, print a line with the seconds since the start."""
+        if self._live is None:
+            self.say(f"[{time.monotonic() - self._began:6.0f} s] {text}")
 
     def episode_ended(self, error: str | None, before: Sequence[str] = ()) -> None:
         """Count an episode; the latest error is shown until the step ends. `before`: the errors of its earlier tries."""
@@ -87,6 +106,7 @@ class Display:
         if before:
             self._retried += 1
             self._before = _last_line(before[-1])
+        self._say_progress()
 
     def show_file_step(self, step: int, steps: int, line: str) -> None:
         self._bar.update(self._task, completed=step, total=steps)
@@ -169,13 +189,17 @@ class Display:
             parts.append(self._table())
         parts.append(self._bar)
         if self._phase:
-            status = f"{self._phase} {time.monotonic() - self._phase_began:.0f} s"
-            status += f": {self._detail}" if self._detail else ""
-            status += f", {self._episodes} episodes ended" if self._episodes else ""
-            status += f", {self._errors} failed ({self._error})" if self._errors else ""
-            status += f", {self._retried} run again ({self._before})" if self._retried else ""
-            parts.append(Text(status, no_wrap=True, overflow="ellipsis", style="dim"))
+            parts.append(Text(self._status(), no_wrap=True, overflow="ellipsis", style="dim"))
         return Group(*parts)
+
+    def _status(self) -> str:
+        """The phase, its seconds, and the episodes that ended in it."""
+        status = f"{self._phase}, {time.monotonic() - self._phase_began:.0f} s"
+        status += f": {self._detail}" if self._detail else ""
+        status += f", {self._episodes} episodes ended" if self._episodes else ""
+        status += f", {self._errors} failed ({self._error})" if self._errors else ""
+        status += f", {self._retried} run again ({self._before})" if self._retried else ""
+        return status
 
     def _table(self) -> Table:
         columns = (*COLUMNS, *UPDATE_COLUMNS) if self.console.width >= NARROW else COLUMNS

@@ -46,8 +46,9 @@ class Tracker:
         self._also = also
         self._began = time.monotonic() - elapsed
         self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
-        # Shows the present phase: `phase("starting vLLM", "12 s: Loading weights")`; `note` prints a line that stays.
-        self.phase, self.note = self._display.phase, self._display.say
+        # `phase("starting vLLM", "12 s: Loading weights")` and `activity("playing step 3")` show what the run does now, the
+        # second within a step; `note` prints a line that stays.
+        self.phase, self.activity, self.note = self._display.phase, self._display.activity, self._display.say
         self.timeline = Timeline(run.timeline)
         self._open()
 

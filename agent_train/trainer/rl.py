@@ -105,7 +105,9 @@ class RlContext(TrainerContext):
         clock = Clock(self.tracker.timeline)
         if self.past is not None:
             await self.past.meet(opponent_of(self.config, progress))
+        self.tracker.activity(f"playing step {progress.step + 1}")
         rollout, journal = await self.rollouts.take(progress.step)
+        self.tracker.activity(f"training step {progress.step + 1}")
         groups, greedy = rollout.groups, rollout.greedy
         if self.config.engine.placement == "colocated":
             async with self.changing:
@@ -141,6 +143,7 @@ class RlContext(TrainerContext):
         if self.past is not None:
             await self.past.meet(0)  # the same in every evaluation
         tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
+        self.tracker.activity(f"evaluating on {len(tasks)} held-out tasks")
         trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended)
         write_jsonl(self.folder.episodes("eval", step), trajectories)
         self.tracker.evaluation(step, trajectories)

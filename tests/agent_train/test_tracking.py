@@ -148,6 +148,25 @@ def test_off_a_terminal_each_step_is_one_line(run):
     assert "\x1b" not in screen.getvalue()
 
 
+def test_off_a_terminal_a_long_step_shows_its_progress_and_a_quick_one_does_not(run, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("agent_train.report.display.time.monotonic", lambda: now)
+    track, screen = tracker(run)
+    with track:
+        track.activity("playing step 1")
+        track.episode_ended(episode("a"))
+        assert not screen.getvalue()
+        now += 16
+        track.episode_ended(episode("a", 1, error="no such table"))
+        track.episode_ended(episode("a"))
+        assert screen.getvalue().splitlines() == [
+            "[    16 s] playing step 1, 16 s, 2 episodes ended, 1 failed (no such table)"
+        ]
+        now += 16
+        track.activity("training step 1")
+        assert screen.getvalue().splitlines()[1:] == ["[    32 s] training step 1, 0 s, 1 failed (no such table)"]
+
+
 def test_a_failed_episode_is_told_with_its_error(run):
     track, screen = tracker(run)
     failed = episode("a", 1, error="Traceback\nRuntimeError: no such [table]")
