@@ -77,8 +77,10 @@ class Display:
 
     def activity(self, name: str) -> None:
         """Show what a step does now, and the episodes that end. Off a terminal quick steps, which have a line each, show none of it."""
+        was_long = time.monotonic() - self._phase_began > QUIET_SECONDS
         self._enter(name)
-        self._say_progress()
+        if was_long:
+            self._say_after_start(name)
 
     def _enter(self, name: str, detail: str = "") -> None:
         if name != self._phase:
@@ -87,10 +89,6 @@ class Display:
 
     def _is_quiet(self) -> bool:
         return time.monotonic() - self._printed > QUIET_SECONDS
-
-    def _say_progress(self) -> None:
-        if self._is_quiet():
-            self._say_after_start(self._status())
 
     def _say_after_start(self, text: str) -> None:
         """Off a terminal, print a line with the seconds since the start."""
@@ -106,7 +104,8 @@ class Display:
         if before:
             self._retried += 1
             self._before = _last_line(before[-1])
-        self._say_progress()
+        if self._is_quiet():
+            self._say_after_start(self._status())
 
     def show_file_step(self, step: int, steps: int, line: str) -> None:
         self._bar.update(self._task, completed=step, total=steps)
