@@ -144,7 +144,7 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = setting(0.85, "share of a GPU's memory that a server takes", bounds="(0, 1]")
     start_timeout: float = setting(300.0, "seconds that a server may take to start")
-    request_timeout: float = setting(120.0, "seconds for one answer")
+    request_timeout: float = setting(600.0, "seconds for one answer")
 
     @property
     def servers(self) -> int:

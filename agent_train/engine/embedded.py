@@ -51,7 +51,7 @@ class EmbeddedEngine(Engine):
         device: str | None = None,
         max_concurrent: int = 64,
         batch_wait: float | None = 10.0,
-        request_timeout: float = 120.0,
+        request_timeout: float = 600.0,
     ):
         from transformers import AutoModelForCausalLM
 

@@ -19,14 +19,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm_double import Sender, engine_of_doubles
 
-from agent_train.config.schema import EngineConfig
 from agent_train.engine import servers
 from agent_train.engine.base import EngineError, EngineLostError, Sampling
 from agent_train.engine.servers import DEAD, HEALTHY, NEXT, RESTARTING, STALE, SUSPECT
 from agent_train.rollout.ahead import Rollouts
 from agent_train.trainer.policies import LearningPolicy
 
-LIMIT = EngineConfig().request_timeout
+LIMIT = 120.0
 GENERATE = "/inference/v1/generate"
 NAMES = itertools.count()
 
@@ -38,7 +37,7 @@ def with_engine(monkeypatch, caplog):
 
     def run(call, **settings):
         async def main():
-            async with engine_of_doubles(monkeypatch, **settings) as engine:
+            async with engine_of_doubles(monkeypatch, **{"request_timeout": LIMIT, **settings}) as engine:
                 return await call(engine)
 
         return with_fake_clock(main())[0]
