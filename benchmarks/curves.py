@@ -74,7 +74,7 @@ COUNTDOWN = (
 # In place of 16 steps: imitating as many episodes of the expert as they play.
 IMITATION = ("sft.episodes=2048", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=3e-5", "trainer.steps=1")
 # A coder model of about 0.5 B parameters on two cores with AVX512-BF16. The first reply's code is run, so that feedback can be
-# used. Groups of equal rewards teach nothing and are not trained on. A step takes 4 minutes and 16 GB.
+# used. Groups of equal rewards teach nothing and are not trained on. A step takes 5 minutes and 16 GB.
 MBPP = (
     *("env.kwargs.max_turns=2", "sampling.max_tokens=160", "model.dtype=bfloat16", "lora.rank=16", "learner.lr=1e-4"),
     *("engine=vllm", "engine.max_model_len=1024", "engine.kv_cache_bytes=536870912"),
