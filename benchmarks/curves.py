@@ -169,7 +169,7 @@ def run(curve: Curve, seed: int, out: Path, runs: Path, more: list[str]) -> None
     if record.exists():
         return
     begun = ["trainer.resume=auto"]
-    if curve.game != "mbpp":
+    if curve.game != "mbpp":  # whose model is trained as it is
         start = warm_start(curve.game, seed, runs, [setting for setting in more if not setting.startswith("trainer.")])
         begun = [f"model.path={start}", *begun]
     print(f"{name}: {' '.join(curve.settings)}", flush=True)

@@ -165,14 +165,13 @@ def _two(lines: Sequence[str]) -> Text:
 def _ended_early(cells: Cells) -> Iterator[RenderableType]:
     """Cut answers by cause, a warning where these are many; episodes that the run's limit of turns ended."""
     for cell in cells:
+        name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
         if cell.cut:
             warning = "warning: " if cell.much_cut else ""
-            name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
             causes = ", ".join(f"{cell.finish_reasons[why]:,} x {why}" for why in CUT if why in cell.finish_reasons)
             text = f"{warning}{name}{cell.cut:,} of {cell.episodes + cell.errors:,} episodes were cut: {causes}"
             yield Text(text, style="yellow" if cell.much_cut else "")
         if ended := cell.ends.get("max_turns", 0):
-            name = f"{one_line(cell.name)}: " if len(cells) > 1 else ""
             text = f"{name}{ended:,} of {cell.episodes:,} episodes ended at --max-turns, before their environment ended them"
             yield Text(f"""{text} (its own limit: --kwargs '{{"max_turns": N}}')""", style="yellow")
 
