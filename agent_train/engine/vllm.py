@@ -428,6 +428,7 @@ def server_options(
         port=config.port + number if config.port else 0,
         key=key,
         tells_load=config.adaptive,
+        servers=config.replicas,
         arguments=arguments,
         environment=environment,
     )

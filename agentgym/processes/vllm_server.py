@@ -19,6 +19,7 @@ from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervi
 _LEAST_VERSION = (0, 30)
 _LOG_LINES = 20
 _CPU_BATCH_TOKENS = 4096
+_SMALL_WEIGHTS = 80_000_000  # bytes: threads of a smaller model wait for each other longer than they compute
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f]")
 
 
@@ -39,6 +40,7 @@ class VllmOptions:
         port: 0 takes a free one.
         key: every request must bring it as a bearer token; "": none does.
         tells_load: /metrics has its load.
+        servers: servers on this machine that share its cores, without a GPU.
         arguments: more of vLLM's arguments, which override those chosen here.
     """
 
@@ -52,6 +54,7 @@ class VllmOptions:
     port: int = 0
     key: str = field(default="", repr=False)
     tells_load: bool = False
+    servers: int = 1
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -152,18 +155,25 @@ def command_line(options: VllmOptions, port: int) -> list[str]:
 
 
 def server_environment(options: VllmOptions) -> dict[str, str]:
-    """This process's environment without API keys; the server is offline, and has one thread where there is no GPU."""
+    """This process's environment without API keys; the server is offline."""
     env = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", "OPENAI_API_KEY")}
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", NO_COLOR="1")
     root = str(Path(__file__).resolve().parents[2])  # where its middleware and extensions are
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not options.gpu:
-        env.update(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        threads = str(_cpu_threads(options))
+        env.update(OMP_NUM_THREADS=threads, VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_ENABLE_V1_MULTIPROCESSING="0")
         # Compiling small functions of the sampler takes half a minute of C++ at the first request.
         env.update(TORCH_COMPILE_DISABLE="1")
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     env.pop(KEY_VARIABLE, None)
     return {**env, **options.environment, **({KEY_VARIABLE: options.key} if options.key else {})}
+
+
+def _cpu_threads(options: VllmOptions) -> int:
+    """One for a small model, else the server's share of the cores."""
+    weights = sum(path.stat().st_size for path in Path(options.model_dir).glob("*.safetensors"))
+    return 1 if weights < _SMALL_WEIGHTS else max(1, len(os.sched_getaffinity(0)) // options.servers)
 
 
 def _usable_port(host: str, port: int) -> int:
