@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -103,6 +104,18 @@ def test_the_users_arguments_go_over_ours(folder):
     found = arguments(folder, gpu=False, args=given)
     assert tuple(found[-4:]) == given
     assert pairs(found)["--max-num-batched-tokens"] == "16384"
+
+
+def test_on_a_cpu_a_real_model_takes_its_share_of_the_cores_and_a_small_one_a_single_thread(folder, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
+    alone = options_for(folder, "log", gpu=False)
+    assert server_environment(alone)["OMP_NUM_THREADS"] == "1"
+    for part in (1, 2):
+        with open(folder / f"model-{part}.safetensors", "wb") as weights:
+            weights.truncate(50_000_000)
+    assert server_environment(alone)["OMP_NUM_THREADS"] == "12"
+    assert server_environment(replace(alone, servers=5))["OMP_NUM_THREADS"] == "2"
+    assert server_environment(replace(alone, servers=24))["OMP_NUM_THREADS"] == "1"
 
 
 def test_keys_do_not_reach_the_server(folder, monkeypatch):
