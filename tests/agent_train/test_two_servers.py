@@ -1,4 +1,5 @@
-"""Two real vLLM servers, of which one hangs: in a rollout, and while weights are loaded. Neither costs an episode or the run."""
+"""Two real vLLM servers, of which one hangs: in a rollout, and while they load weights with an adapter merged. Neither costs
+an episode or the run."""
 
 import asyncio
 import dataclasses
@@ -89,7 +90,8 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
     monkeypatch.setattr(vllm, "LOAD_SECONDS", 20.0)
     folder = build(tmp_path / "model")
     given = EngineConfig(replicas=2, max_model_len=512, kv_cache_bytes=32 << 20, request_timeout=12, max_concurrent=8)
-    config = dataclasses.replace(make_config(lr=0.01), engine=given)
+    config = dataclasses.replace(make_config(lr=0.1), engine=given)
+    config.lora.rank = 3
     config.algorithm.group_size, config.sampling.max_tokens = 1, 60
 
     async def run(worker):
@@ -111,11 +113,14 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
             await sync(learner, engine, 1)
             assert await engine.losses() == 2
             assert engine.servers.numbers(servers.HEALTHY) == [0]
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            base, model = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
             model.load_state_dict(dict(full_tensors(worker.module)), strict=False)
             for answer in await asyncio.gather(*(engine.generate([5, 6], Sampling(20, seed=n)) for n in range(4))):
-                gaps = reference_logprobs(model, [5, 6], answer.ids, 1.0) - torch.tensor(answer.logprobs)
-                assert gaps.abs().max() < 1e-3
+                gaps = [
+                    (reference_logprobs(weights, [5, 6], answer.ids, 1.0) - torch.tensor(answer.logprobs)).abs().max()
+                    for weights in (model, base)
+                ]
+                assert gaps[0] < 1e-3 < gaps[1]
                 assert set(answer.versions) == {1}
         finally:
             await engine.close()
