@@ -26,6 +26,12 @@ COMMANDS = {
     "this machine": {"doctor": "machine", "sandbox": "machine", "data": "machine", "completion": "completion"},
 }
 _WIDTH = 12  # of the column of commands
+# What other toolkits call our options, where no rule of spelling would find them.
+_ELSEWHERE = {
+    **dict.fromkeys(("--episodes", "--limit", "--samples"), "-n"),
+    **dict.fromkeys(("--epochs", "--repeats", "--rollouts", "--rollouts-per-example"), "-k"),
+    **dict.fromkeys(("--env-args", "--env-kwargs"), "--kwargs"),
+}
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _EXIT_CODES = """exit codes:
   0    done
@@ -64,7 +70,9 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, rest: list[str]) -> None:
         if rest and rest[0].startswith("-"):
             option = rest[0].partition("=")[0]
-            self.error(f"no option {option}{nearest(option, self._option_string_actions)}")
+            ours = _ELSEWHERE.get(option)
+            meant = f": did you mean {ours}?" if ours in self._option_string_actions else ""
+            self.error(f"no option {option}{meant or nearest(option, self._option_string_actions)}")
         if rest:
             self.error(f"one argument too many: {rest[0]!r}")
 

@@ -24,8 +24,9 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
 def nearest(word: object, known: Iterable[object]) -> str:
     """ ": did you mean X?", or "" if no known word is near."""
     names = [str(name) for name in known]
-    # A longer form of a word is nearer than one that looks alike: evaluate means eval, not validate.
+    # A longer or shorter form of a word is nearer than one that looks alike: evaluate means eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
+    begun += [name for name in names if len(str(word)) > 2 and name.startswith(str(word))]
     near = begun or more_words(str(word), names) or difflib.get_close_matches(str(word), names, 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""
 

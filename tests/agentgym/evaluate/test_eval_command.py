@@ -232,6 +232,9 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
         (["test/parity", "--polcy", "expert"], "did you mean --policy?"),
+        (["test/parity", "--policy", "expert", "--temp", "1"], "did you mean --temperature?"),
+        (["test/parity", "--policy", "expert", "--episodes=5"], "no option --episodes: did you mean -n?"),
+        (["test/parity", "--policy", "expert", "--rollouts", "4"], "did you mean -k?"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2_and_leave_nothing_behind(words, told, capsys):
