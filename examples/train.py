@@ -48,7 +48,7 @@ def train(*settings: str) -> Path:
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
-    """What each training step measured; docs/training.md names the fields."""
+    """What each training step measured; docs/metrics.md names the fields."""
     return [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "train"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from docs_pages import PAGES, ROOT
 from packaging.requirements import Requirement
 
-from agent_train.config.table import with_table
+from agent_train.config.table import with_tables
 from agent_train.learner.measures import UpdateMetrics
 from agent_train.report.metrics import EvalMetrics, SftMetrics, StepMetrics
 from agentgym.cli import main as agentgym
@@ -49,17 +49,14 @@ def _ships(found):
     return str(found.entry_point).startswith("agentgym_envs.")
 
 
-def test_the_settings_table_is_made_from_the_schema():
-    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    assert page == with_table(page), "run: python -m agent_train.config.table"
+def test_the_tables_of_settings_are_made_from_the_schema():
+    page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    assert page == with_tables(page), "run: python -m agent_train.config.table"
 
 
 @pytest.mark.parametrize(
     ("page", "kinds"),
-    [
-        ("docs/training.md", (SftMetrics, EvalMetrics, StepMetrics, UpdateMetrics)),
-        ("docs/evaluation.md", (CellResult,)),
-    ],
+    [("docs/metrics.md", (SftMetrics, EvalMetrics, StepMetrics, UpdateMetrics)), ("docs/evaluation.md", (CellResult,))],
 )
 def test_every_field_that_is_measured_is_explained(page, kinds):
     told = {name for row in rows(page) for name in code_words(row[0])}

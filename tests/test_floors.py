@@ -28,7 +28,10 @@ FLOORS = (
     ("agentgym.checks", "agentgym.doctor"),
     ("agentgym.cli",),
     # Settings, and what all parts write into; what checks and composes settings looks at all below the trainer.
-    ("agent_train.config.schema", "agent_train.config.extensions", "agent_train.report.timeline"),
+    (
+        *("agent_train.config.schema", "agent_train.config.setting", "agent_train.config.extensions"),
+        "agent_train.report.timeline",
+    ),
     ("agent_train.algorithms", "agent_train.data"),
     ("agent_train.cluster", "agent_train.engine", "agent_train.learner", "agent_train.weights"),
     ("agent_train.config", "agent_train.report", "agent_train.rollout", "agent_train.trainer"),

@@ -1,16 +1,16 @@
 """The settings of a run: name, type, default, range, what each needs, and one line of documentation, in one place.
 
-Validation, `--dry-run` and the table in docs/training.md are made from it. Hydra merges `configs/` and the command line onto these
+Validation, `--dry-run` and the table in docs/settings.md are made from it. Hydra merges `configs/` and the command line onto these
 dataclasses. Nothing writes to a config after `validate`. The defaults are for a real instruct model; those of the tiny policy are
 in `configs/model/tiny.yaml` and `configs/tiny/`.
 """
 
 # ruff: noqa: RUF009 - `setting` makes a dataclass field
-import copy
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
+
+from agent_train.config.setting import Setting, setting
 
 
 class ConfigError(ValueError):
@@ -19,31 +19,6 @@ class ConfigError(ValueError):
     def __init__(self, *problems: str):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Facts of a setting. `settings()` gives them with its type (`kind`) and default."""
-
-    doc: str  # one line for `docs/training.md`
-    choices: tuple[str | None, ...] = ()  # the only values, if there are few; None is null
-    bounds: str = "(0, inf)"  # interval of a number
-    needs: str | None = None  # what a value other than the default goes with: "KEY=A|B", or "KEY": neither null nor 0
-    extensions: str | None = None  # the extension point (`agent_train.config.extensions`) whose names are the choices
-    by_mode: Mapping[str, Any] = field(default_factory=dict)  # defaults of single modes
-    on_gpu: Any = None  # default on a machine with a GPU; None: the same
-    share_of_context: float = 0.0  # the default is at most this share of the tokens that the model reads; 0: no limit
-    kind: Any = None
-    default: Any = None
-
-
-def setting(default: Any, doc: str, **more: Any) -> Any:
-    """A field of a section: its default and its `Setting`, its choices as one text ("null" is None)."""
-    choices = tuple(None if name == "null" else name for name in more.pop("choices", "").split())
-    metadata = {"setting": Setting(doc, choices, **more)}
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 ZERO = "[0, inf)"
@@ -63,12 +38,14 @@ DISTILL = "algorithm.advantage.name=distill"
 @dataclass
 class EnvConfig:
     id: str = setting("frozen_lake", "the same as `+env=`")
-    url: list[str] = setting([], "servers of a [served](#environments-on-other-machines) environment")
+    url: list[str] = setting([], "servers of a [served](machines.md#environments-on-other-machines) environment")
     kwargs: dict[str, Any] = setting({}, "arguments of the environment: `env.kwargs.size=6`")
     train_split: str = setting("train", "tasks to train on")
     test_split: str = setting("test", "held-out tasks, for evaluation")
     step_timeout: float = setting(0.0, "seconds for one `step`; 0: the environment's limit, at least 60", bounds=ZERO)
-    placement: str = setting("local", "ray: on a [Ray cluster](#environments-over-a-ray-cluster)", choices="local ray")
+    placement: str = setting(
+        "local", "ray: on a [Ray cluster](machines.md#environments-over-a-ray-cluster)", choices="local ray"
+    )
     workers: int = setting(0, "environment workers; 0: as many as fit", bounds=ZERO, needs="env.placement=ray")
     cpus: float = setting(1.0, "CPUs of each environment worker")
     rollout: str = setting("episode", "function that plays one episode", extensions="rollouts")
@@ -105,7 +82,7 @@ class EngineConfig:
     name: str = setting("vllm", "engine; the same as `engine=`", extensions="engines")
     urls: list[str] = setting(
         [],
-        "servers of [an engine that others run](#engines-that-others-run): `engine.urls=[http://HOST:8000]`",
+        "servers of [an engine that others run](engines.md#engines-that-others-run): `engine.urls=[http://HOST:8000]`",
         needs=f"engine.name={'|'.join(EXTERNAL)}",
     )
     replicas: int = setting(1, "vLLM servers")
@@ -116,12 +93,12 @@ class EngineConfig:
     max_concurrent: int = setting(64, "requests in flight to one server; episodes in flight: this times the servers")
     adaptive: bool = setting(
         False,
-        "start with a quarter of these episodes, then adapt to the servers' [load](#concurrency)",
+        "start with a quarter of these episodes, then adapt to the servers' [load](engines.md#concurrency)",
         needs="engine.name=vllm",
     )
     placement: str = setting(
         "own",
-        "own: servers have GPUs of their own; colocated: they [share](#colocated-servers) the learner's",
+        "own: servers have GPUs of their own; colocated: they [share](engines.md#colocated-servers) the learner's",
         choices="own colocated",
         needs="engine.name=vllm",
     )
@@ -133,7 +110,7 @@ class EngineConfig:
     kv_cache_bytes: int = setting(4 << 30, "bytes of the key-value cache of a server on CPUs")
     weights: str = setting(
         "collective",
-        "[how new weights reach the engine](#how-weights-travel)",
+        "[how new weights reach the engine](engines.md#how-weights-travel)",
         choices="collective disk delta",
         needs=f"engine.name={'|'.join(('vllm', *EXTERNAL))}",
     )
@@ -162,7 +139,7 @@ class SamplingConfig:
 class MemoryConfig:
     name: str = setting(
         "none",
-        "part of a [long episode](#long-episodes) that the model sees; none: all of it, until the context is full",
+        "part of a [long episode](training.md#long-episodes) that the model sees; none: all of it, until the context is full",
         choices="none recent summary",
         needs="mode=rl",
     )
@@ -204,7 +181,9 @@ class AgentConfig:
 
 @dataclass
 class JudgeConfig:
-    url: str | None = setting(None, "endpoint of a [judge of groups](#a-judge-of-groups); null: none", needs="mode=rl")
+    url: str | None = setting(
+        None, "endpoint of a [judge of groups](training.md#a-judge-of-groups); null: none", needs="mode=rl"
+    )
     model: str = setting("", "the judge's model name", needs=JUDGE)
     rubric: str = setting("How well does the agent do what the task asks?", "criterion of the judge", needs=JUDGE)
     by: str = setting("ranking", "verdict: an order of the episodes, or scores", choices="ranking scores", needs=JUDGE)
@@ -384,7 +363,7 @@ class SftConfig:
 
 @dataclass
 class DataConfig:
-    train: str | None = setting(None, "[file](#modes) or run folder to train on", needs=OFFLINE)
+    train: str | None = setting(None, "[file](training.md#modes) or run folder to train on", needs=OFFLINE)
     test: str | None = setting(None, "held-out file or run folder", needs=OFFLINE)
     epochs: int = setting(1, "passes over the examples")
     batch_rows: int = setting(64, "examples of one optimizer step")
@@ -400,27 +379,31 @@ class TrainerConfig:
     runs_dir: str = setting("runs", "parent of the run folders")
     steps: int = setting(50, "training steps")
     groups_per_step: int = setting(16, "groups of one step, each of one task")
-    staleness: int = setting(0, "weight versions that rollouts may [run ahead](#asynchrony) of training", bounds=ZERO)
+    staleness: int = setting(
+        0, "weight versions that rollouts may [run ahead](engines.md#asynchrony) of training", bounds=ZERO
+    )
     seed: int = setting(0, "seed of all random draws", bounds=ZERO)
     eval_every: int = setting(10, "steps between evaluations; also at the start and the end")
     eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once")
     save_every: int = setting(10, "steps between checkpoints; also at the start and the end")
     keep_checkpoints: int = setting(3, "newest checkpoints that are kept")
     dump: list[int] = setting(
-        [], "steps to [replay](#replay-a-step) later: keeps the checkpoint before each", needs="mode=rl"
+        [], "steps to [replay](runs.md#replay-a-step) later: keeps the checkpoint before each", needs="mode=rl"
     )
     resume: str = setting("auto", "auto: resume a run of that name; never: refuse to; or a run folder to resume")
-    restarts: int = setting(3, "times in a row that a run may [go back](#when-a-part-fails)", bounds=ZERO)
+    restarts: int = setting(3, "times in a row that a run may [go back](runs.md#when-a-part-fails)", bounds=ZERO)
     deterministic: bool = setting(False, "refuse operations whose results are not deterministic")
     record: str | None = setting(None, "another file for the run's result", needs="mode=rl")
-    trackers: list[str] = setting([], "[trackers](#trackers) that get all of `metrics.jsonl`", extensions="trackers")
+    trackers: list[str] = setting(
+        [], "[trackers](runs.md#trackers) that get all of `metrics.jsonl`", extensions="trackers"
+    )
 
 
 @dataclass
 class PoolsConfig:
     groups: int = setting(
         0,
-        "number of last groups in a task's [solve rate](#the-tasks-of-a-step); 0: no pools",
+        "number of last groups in a task's [solve rate](training.md#the-tasks-of-a-step); 0: no pools",
         bounds=ZERO,
         needs="mode=rl",
     )
@@ -439,7 +422,9 @@ MODES = ("rl", "sft", "dpo", "rm")
 
 @dataclass
 class Config:
-    mode: str = setting("rl", "rl plays episodes; sft, dpo and rm learn from [files](#modes)", choices=" ".join(MODES))
+    mode: str = setting(
+        "rl", "rl plays episodes; sft, dpo and rm learn from [files](training.md#modes)", choices=" ".join(MODES)
+    )
     sandbox: str = setting("auto", "[back end](sandboxes.md#choose-a-back-end); `env.kwargs.sandbox` comes first")
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,22 +1,27 @@
-"""The table of settings in docs/training.md, made from the schema: `python -m agent_train.config.table` writes it there."""
+"""The tables of settings in docs/settings.md, made from the schema: `python -m agent_train.config.table` writes it there."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from agent_train.config.extensions import POINTS
-from agent_train.config.schema import Setting, settings
+from agent_train.config.schema import settings
+from agent_train.config.setting import Setting
 
 BEGIN, END = "<!-- settings: made from agent_train/config/schema.py -->", "<!-- end of settings -->"
 
 
-def with_table(page: str) -> str:
-    """A page with the table of all settings between its two marks."""
-    rows = ["| setting | default | what |", "|---|---|---|"]
+def with_tables(page: str) -> str:
+    """A page with the tables of all settings, by section, between its two marks."""
+    lines, section = [], None
     for key, known in settings().items():
-        rows.append(f"| `{key}` | {_default(known)} | {_what(known)} |")
+        if (own := key.rpartition(".")[0].partition(".")[0]) != section or not lines:
+            heading = ["", f"## {own}", ""] if own else []
+            lines += [*heading, "| setting | default | what |", "|---|---|---|"]
+            section = own
+        lines.append(f"| `{key}` | {_default(known)} | {_what(known)} |")
     before, _, rest = page.partition(BEGIN)
-    return "\n".join([before + BEGIN, *rows, END + rest.partition(END)[2]])
+    return "\n".join([before + BEGIN, "", *lines, "", END + rest.partition(END)[2]])
 
 
 def _default(said: Setting) -> str:
@@ -52,5 +57,5 @@ def _what(said: Setting) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
-    page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

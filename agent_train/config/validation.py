@@ -20,7 +20,8 @@ from agent_train.config.combinations import run_agent, wrong_colocation, wrong_c
 from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
-from agent_train.config.schema import OWN, PAST, Config, ConfigError, Setting, first_line, get, settings
+from agent_train.config.schema import OWN, PAST, Config, ConfigError, first_line, get, settings
+from agent_train.config.setting import Setting
 from agent_train.learner.roles import own_players, roles_of
 from agent_train.learner.tiny import BYTES, HEAD_SIZES, SPECIAL_TOKENS, TAGS
 from agent_train.rollout.others import maker_of

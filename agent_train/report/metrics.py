@@ -108,7 +108,7 @@ class AgentMetrics:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One training step; for the fields see docs/training.md. Episodes that failed are in no mean."""
+    """One training step; for the fields see docs/metrics.md. Episodes that failed are in no mean."""
 
     kind: ClassVar[str] = "train"
     step: int

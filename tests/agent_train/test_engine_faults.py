@@ -295,7 +295,7 @@ def test_a_server_that_a_step_has_given_its_weights_gets_them_once(with_engine):
 
 
 def test_the_health_of_a_server_is_documented_as_it_is():
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", text[text.index("| health |") :].split("\n\n")[0], re.MULTILINE)
     assert {state: set(re.findall(r"`(\w+)`", after)) for state, after in rows} == {
         state: set(after) for state, after in NEXT.items()
