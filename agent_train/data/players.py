@@ -4,9 +4,12 @@ A group of episodes becomes a group for each player, whose baseline is of that p
 of its own counts with the first of them; before its first turn, with that.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from agent_train.algorithms.selection import turn_rewards
+from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group, Trajectory, Turn, shares
 
@@ -37,11 +40,32 @@ def by_policy(
     groups_of: dict[str | None, list[Group]] = {name: [] for name in (None, *own)}
     samples_of: dict[str | None, list[TrainingSample]] = {name: [] for name in groups_of}
     for group in groups:
-        player = next((turn.player for t in group.trajectories for turn in t.turns), None)
-        groups_of[learner_of(player)].append(group)
+        groups_of[learner_of(_player_of(group))].append(group)
     for sample in samples:
         samples_of[learner_of(sample.player)].append(sample)
     return [(name, groups_of[name], samples_of[name]) for name in groups_of]
+
+
+def greedy_rewards(
+    greedy: Sequence[Trajectory], groups: Sequence[Group], algorithm: AlgorithmConfig
+) -> dict[str, float | None]:
+    """Of each of the groups, which are `apart`: what the greedy episode of its task earned its player, None if that failed."""
+    played, found = {t.task_id: t for t in greedy}, dict[str, float | None]()
+    for group in groups:
+        player = _player_of(group)
+        whole = played.get(group.task_id if player is None else group.task_id.removesuffix(f" {player}"))
+        if whole is None:
+            continue
+        part = whole if player is None else _part(whole, player, algorithm.credit)
+        if whole.failed:
+            found[group.task_id] = None
+        elif part.trained_tokens:
+            found[group.task_id] = math.fsum(turn_rewards(part, algorithm))
+        elif player is None:
+            found[group.task_id] = whole.reward
+        else:  # the episode ended before the player's turn
+            found[group.task_id] = math.fsum(_earned(turn, player, algorithm.credit) for turn in whole.turns)
+    return found
 
 
 def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:
@@ -63,9 +87,9 @@ def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
             info = {name: value for name, value in turn.info.items() if name != "state"}
             if state is not None:  # the state before a turn is in the info before it
                 (turns[-1].info if turns else metadata)["state"] = state
-            turns.append(replace(turn, info=info, reward=early))
+            turns.append(replace(turn, info=info, reward=0.0 if turns else early))
         state = turn.info.get("state")
-        earned = shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
+        earned = _earned(turn, player, credit)
         if turns:
             turns[-1].reward += earned
         else:
@@ -75,3 +99,11 @@ def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
     own = [replace(s, turn=[*places, len(turns)][s.turn]) for s in trajectory.summaries if s.player == player]
     part = replace(trajectory, turns=turns, summaries=own, metadata=metadata)
     return replace(part, id=f"{part.id} {player}", task_id=f"{part.task_id} {player}")
+
+
+def _earned(turn: Turn, player: str, credit: str) -> float:
+    return shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
+
+
+def _player_of(group: Group) -> str | None:
+    return next((turn.player for t in group.trajectories for turn in t.turns), None)

@@ -21,7 +21,7 @@ from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import rollouts
 from agent_train.config.schema import OWN, PAST, Config
 from agent_train.config.validation import env_spec, sandbox_choice
-from agent_train.data.players import apart, by_policy
+from agent_train.data.players import apart, by_policy, greedy_rewards
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.actor_group import Learner
@@ -215,12 +215,11 @@ async def train_on(
     groups, wanted, oldest = rollout.groups, config.trainer.groups_per_step, _oldest(config, rollout, progress.step + 1)
     kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
     kept = apart(kept, config.algorithm.credit)
-    greedy = apart([Group(t.task_id, [t]) for t in rollout.greedy], config.algorithm.credit)
     samples = training_samples(config, groups, kept)
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
     by_learner = [  # the models of each policy, and what its players said
-        (models.of(player), said, give_advantages(config, said, own, _trajectories(greedy), progress.kl_coef))
+        (models.of(player), said, give_advantages(config, said, own, rollout.greedy, progress.kl_coef))
         for player, said, own in by_policy(kept, samples, models.own)
     ]
     clock.lap("score")
@@ -301,7 +300,7 @@ def give_advantages(
     kl_coef: float,
 ) -> list[TrainingSample]:
     """The samples with their advantages, and with the critic's targets; see `with_advantages`."""
-    baselines = {t.task_id: None if t.failed else t.reward for t in greedy}
+    baselines = greedy_rewards(greedy, kept, config.algorithm)
     try:
         inputs = AdvantageInputs(config.algorithm, kept, samples, baselines, config.teacher.coef, kl_coef)
         return with_advantages(inputs, samples)

@@ -127,6 +127,13 @@ def test_remax_reads_the_greedy_episodes_that_did_not_fail():
     assert [each.advantages[-1] for each in found] == [0.75, 0.0]
 
 
+def test_the_greedy_baseline_is_shaped_and_penalised_as_the_rewards_are():
+    config = config_of(name="remax", overlong={"length": 3, "buffer": 2})
+    kept, samples = samples_for([group("t", [[(2, 1.0)]])], config.algorithm)
+    (sample,) = give_advantages(config, kept, samples, [episode("t", 0, [(3, 0.25)])], 0.0)
+    assert sample.advantages[-1] == (1.0 - 0.5) - (0.25 - 1.0)
+
+
 def updated(config, progress, **roles):
     made = [group("t", [[(2, 1.0)], [(2, 0.0)]])]
     made[0].trajectories.append(episode("t", 2, [(4, 1.0)], end="max_turns"))

@@ -210,7 +210,7 @@ RUN = [
 def folder_of(run, step, player):
     """The checkpoint of a step, of the policy that plays this player."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
-    return checkpoint / "players" / "bob" if player == "bob" else checkpoint
+    return checkpoint / "players" / player if player != "ann" else checkpoint
 
 
 def weights_of(run, step, player):
@@ -274,3 +274,22 @@ def test_two_policies_learn_in_one_run_each_by_its_own_engine_and_go_on_as_if_ne
     for player in ("ann", "bob"):
         assert equal(weights_of(again, 3, player), weights_of(run, 3, player))
     assert replayed.count("the same weights, bit for bit") == 2
+
+
+@pytest.mark.vllm
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_policies_learn_in_one_run_each_by_its_own_vllm_server(in_shared_ray, forks, tmp_path, uncut):
+    if not uncut:
+        pytest.skip("starts three servers; set AGENTGYM_TEST_ALL to run it")
+    run, env = tmp_path / "run", {**os.environ, **in_shared_ray}
+    three = ("+env=opposite_players:ThreeSides", "env.players.cat=own", "engine=vllm", "engine.kv_cache_bytes=33554432")
+    words = [*RUN[1:], *three, "trainer.deterministic=false", f"trainer.runs_dir={tmp_path}", "trainer.name=run"]
+    in_turn(forks, [[*words, "trainer.steps=2"]], env, 800)
+    players = ("ann", "bob", "cat")
+    for player in players:
+        assert not equal(weights_of(run, 1, player), weights_of(run, 0, player))
+        for other in players:
+            found = gap(run, 2, player, saved=1, policy=other)
+            assert found < 1e-3 if other == player else found > 1e-3

@@ -20,7 +20,7 @@ from agent_train.algorithms.turn_rewards import state_key
 from agent_train.config.compose import compose
 from agent_train.config.schema import ConfigError
 from agent_train.config.validation import validate
-from agent_train.data.players import apart, parts
+from agent_train.data.players import apart, greedy_rewards, parts
 from agent_train.data.samples import samples_of
 from agent_train.report.metrics import eval_metrics, read_metrics
 from agent_train.rollout.others import maker_of
@@ -61,6 +61,30 @@ def earned(credit):
 )
 def test_what_a_player_earns_counts_with_its_turn_before_or_with_its_first(credit, of_a, of_b):
     assert earned(credit) == {"t a": of_a, "t b": of_b}
+
+
+def test_what_a_player_earned_before_its_first_turn_counts_once():
+    whole = episode()
+    whole.turns += [turn("b", 1, 0.0, (0.0, 4.0)), turn("a", 1, 0.0, (0.0, 8.0))]
+    b = parts(whole)[1]
+    assert [each.reward for each in b.turns] == [0.5 + 2.0, 4.0 + 8.0]
+    assert b.reward == whole.rewards["b"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "end", "expected"),
+    [
+        (3, None, {"t a": 2.0, "t b": 2.5}),
+        (3, "error", {"t a": None, "t b": None}),
+        (1, None, {"t a": 0.0, "t b": 0.5}),  # b had no turn
+        (0, "error", {"t a": None, "t b": None}),
+    ],
+)
+def test_each_player_s_greedy_baseline_is_what_it_earned_in_the_greedy_episode(turns, end, expected):
+    greedy = episode()
+    greedy.turns, greedy.end = greedy.turns[:turns], end or greedy.end
+    groups = apart([Group("t", [episode(0), episode(1)])])
+    assert greedy_rewards([greedy], groups, algorithm("remax")) == expected
 
 
 @pytest.mark.parametrize(
