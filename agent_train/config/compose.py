@@ -2,7 +2,9 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from agentgym.core.usage_error import more_words
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 KINDS |= {list[str]: "a list, as in [A,B]", list[int]: "a list, as in [12,20]"}
 
@@ -77,7 +80,16 @@ def compose(overrides: Sequence[str], gpu: bool | None = None) -> Config:
 
 def to_yaml(config: Config) -> str:
     """The settings as YAML text; `config_from_yaml` reads it back to an equal `Config`."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(config))))
+
+
+def _literal(value: Any) -> Any:
+    """A setting whose text stays as it is: OmegaConf would replace `${NAME}`."""
+    if isinstance(value, str):
+        return _INTERPOLATION.sub(lambda found: 2 * found[1] + r"\${", value)
+    if isinstance(value, dict):
+        return {name: _literal(each) for name, each in value.items()}
+    return [_literal(each) for each in value] if isinstance(value, list) else value
 
 
 def config_from_yaml(text: str) -> Config:
@@ -121,7 +133,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         key, _, value = given.partition("=")
         # The words of an agent may have any characters.
         is_agent = key in ("agent", "agent.run") and value != "null"
-        text = f"agent.run={QuotedString(value, Quote.single).with_quotes()}" if is_agent else given
+        text = f"agent.run={QuotedString(_literal(value), Quote.single).with_quotes()}" if is_agent else given
         if "=" not in text:
             hint = f"did you mean +env={text}" if text in environment_names() else "settings are written key=value"
             raise ConfigError(f"{text!r} is not a setting: {hint}")
@@ -138,7 +150,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
     try:
-        merged = OmegaConf.structured(config_from_yaml(settings.read_text(encoding="utf-8")))
+        given = to_yaml(config_from_yaml(settings.read_text(encoding="utf-8")))
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(given))
     except ConfigError as error:
         raise ConfigError(*(f"{settings}: {problem}" for problem in error.problems)) from error
     except (OSError, UnicodeDecodeError) as error:

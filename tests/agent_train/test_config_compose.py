@@ -164,13 +164,22 @@ def test_yaml_round_trip():
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(
-    name=st.none() | st.text(min_size=1, max_size=20).filter(lambda t: "${" not in t and t.isprintable()),
+    name=st.none()
+    | st.text(min_size=1, max_size=20).filter(str.isprintable)
+    | st.sampled_from(["${a}", r"\${a}", r"\\${a.b", "x\\y${oc.env:HOME}z\\"]),
     steps=st.integers(-(2**40), 2**40),
     lr=st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_yaml_round_trip_of_any_value(name, steps, lr):
     config = Config(trainer=TrainerConfig(name=name, steps=steps))
     config.learner.lr = lr
+    assert config_from_yaml(to_yaml(config)) == config
+
+
+def test_an_agent_s_words_are_taken_as_they_are():
+    words = r"""command:sh -c 'python a.py --url ${OPENAI_BASE_URL} "\${x}" \\'"""
+    config = compose(["+env=gsm8k", f"agent={words}"])
+    assert config.agent.run == words
     assert config_from_yaml(to_yaml(config)) == config
 
 
