@@ -117,12 +117,17 @@ def from_cache(hub: HubData, split: str) -> tuple[Rows, str] | None:
     owner, _, title = hub.repo.rpartition("/")
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or str(Path(home) / "datasets")).expanduser()
+    if not is_installed():
+        return None
+    from datasets.naming import camelcase_to_snakecase
+
+    title = camelcase_to_snakecase(title)
     folder = cache / f"{owner}___{title}" / hub.config
     versions: dict[Path, list[Path]] = {}
     for file in sorted(folder.glob(f"*/*/{title}-{split}*.arrow")):
         if file.stem == f"{title}-{split}" or file.stem.startswith(f"{title}-{split}-0"):
             versions.setdefault(file.parent, []).append(file)
-    if not versions or not is_installed():
+    if not versions:
         return None
     latest = max(versions, key=lambda version: version.stat().st_mtime)
     try:

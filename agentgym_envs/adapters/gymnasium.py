@@ -297,7 +297,10 @@ def _array(space: Space[Any], given: Any) -> Any:
         raise TypeError("whole numbers are needed" if kinds == "i" else "numbers are needed")
     if numbers.shape != space.shape:
         raise ValueError(f"shape {list(space.shape or ())} is needed, not {list(numbers.shape)}")
-    value = numbers.astype(space.dtype)
+    with np.errstate(over="ignore"):
+        value = numbers.astype(space.dtype)
+    if not np.isfinite(value).all():
+        raise ValueError("finite numbers are needed")
     # Checked on the uncast numbers: a cast may round onto a limit or wrap around.
     low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (value, value)
     if (numbers < low).any() or (numbers > high).any():

@@ -11,8 +11,10 @@ Programs of a sandbox are not root. What they work on must be theirs: files that
 built for a task give everyone the working folder. Such an image also tells its WORKDIR and variables, in `TOLD`.
 """
 
+import contextlib
 import hashlib
 import io
+import posixpath
 import re
 import shlex
 import shutil
@@ -65,10 +67,10 @@ def place_of(task: HarborTask) -> Place:
             place = _applied(lines, task, _own_folder(task))
         elif task.image is not None:
             place = _published(task, task.image)
-        elif lines and (name := _ours(_base(lines))) is not None and all(_is_plain(line) for line in lines):
-            place = _applied(lines, task, name)
         elif lines:
-            place = Place(_to_build(task, _with_our_tags(dockerfile.read_text(encoding="utf-8"))), None)
+            place = _without_build(lines, task) or Place(
+                _to_build(task, _with_our_tags(dockerfile.read_text(encoding="utf-8"))), None
+            )
         else:
             raise ValueError("environment/ has neither a Dockerfile nor a packages.txt, and task.toml no docker_image")
     except Unsupported as error:
@@ -117,11 +119,20 @@ def _base(lines: Iterable[Instruction]) -> str:
     return next((word for word in words[0] if not word.startswith("--")), "")
 
 
+def _without_build(lines: list[Instruction], task: HarborTask) -> Place | None:
+    name = _ours(_base(lines))
+    if name is None or not all(_is_plain(line) for line in lines):
+        return None
+    with contextlib.suppress(Unsupported):
+        return _applied(lines, task, name)
+    return None
+
+
 def _is_plain(line: Instruction) -> bool:
     """Whether it needs no build: the files of COPY can be put into a sandbox as well."""
     word, rest = line
     if word == "COPY":
-        return "--from" not in rest and not rest.startswith("[") and "$" not in rest
+        return "--from" not in rest and "--chmod" not in rest and not rest.startswith("[") and "$" not in rest
     return word in ("FROM", *_SAID) or (word in ("WORKDIR", "ENV") and "$" not in rest)
 
 
@@ -132,9 +143,14 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
         if word in ("COPY", "ADD"):
             if not _is_plain(("COPY", rest)) or "://" in rest:
                 raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
-            place.files += _copied(task.environment, rest, workdir)
+            copied = _copied(task.environment, rest, workdir)
+            if any(path.count("/") == 1 for _, path in copied):
+                raise Unsupported(
+                    f"a Docker Engine must build it, because {word} {rest} puts a file into /: leave out packages.txt"
+                )
+            place.files += copied
         elif word == "WORKDIR":
-            workdir = workdir / rest.strip("\"'")
+            workdir = PurePosixPath(posixpath.normpath(workdir / rest.strip("\"'")))
         elif word == "ENV":
             pairs = shlex.split(rest)
             old_form = "=" not in pairs[0]
@@ -145,7 +161,8 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
 
 def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path, str]]:
     *sources, last = (word for word in shlex.split(rest) if not word.startswith("--"))
-    into, found = workdir / last, []
+    into, found = PurePosixPath(posixpath.normpath(workdir / last)), []
+    is_folder = last.endswith("/") or into in (workdir, *workdir.parents)
     for source in sources:
         matches = [context] if source in (".", "./") else sorted(context.glob(source.lstrip("/")))
         if not matches:
@@ -154,7 +171,7 @@ def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path
             if match.is_dir():
                 found += [(file, str(into / file.relative_to(match))) for file in files_below(match)]
             else:
-                as_folder = last.endswith(("/", ".")) or len(sources) > 1 or len(matches) > 1
+                as_folder = is_folder or len(sources) > 1 or len(matches) > 1
                 found.append((match, str(into / match.name if as_folder else into)))
     return [(file, name) for file, name in found if not (file.parent == context and file.name in _BESIDE)]
 

@@ -57,6 +57,7 @@ class PettingZooEnv(PlayersEnv):
         self._settings, self._actions, self._instruction = dict(settings or {}), tuple(actions), instruction
         self._inner: Any = None
         self._stray = random.Random()
+        self._replaced: set[str] = set()  # whose last reply was no action
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
@@ -70,6 +71,7 @@ class PettingZooEnv(PlayersEnv):
         task_seed = self.task.seed if self.task is not None else None
         inner.reset(seed=seed if task_seed is None else task_seed)
         self._stray = random.Random(f"{task_seed} {seed}")
+        self._replaced.clear()
         told = self._instruction
         if told is None:
             told = described(inspect.getdoc(inspect.getmodule(type(inner.unwrapped))) or "")
@@ -82,15 +84,17 @@ class PettingZooEnv(PlayersEnv):
         """Take the action of the player whose turn it is; a reply that is none is replaced as the Gymnasium adapter does it."""
         text, player, inner = self.read(action), self.turn_of, self._opened()
         info: dict[str, Any] = {}
+        self._replaced.discard(player)
         try:
             value = action_of(inner.action_space(inner.agent_selection), text, self._actions)
         except InvalidAction as error:
             value, info = self._sampled(self._stray), {"invalid": True}
+            self._replaced.add(player)
             self.tell(f"{error}. A random action was taken in its place: {written(value)}.\n", player)
         inner.step(value)
         rewards = {str(agent): float(reward) for agent, reward in inner.rewards.items()}
-        if info:
-            rewards[player] = min(rewards.get(player, 0.0), 0.0)
+        # A player may be paid for its action only when others have acted.
+        rewards |= {name: min(rewards[name], 0.0) for name in self._replaced & rewards.keys()}
         truncated = not any(inner.terminations.values())
         while inner.agents and self._is_out(inner.agent_selection):
             inner.step(None)

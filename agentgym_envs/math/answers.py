@@ -59,7 +59,7 @@ _UNSAID = re.compile(r"(?:n't|\bnot|\bnever|\bif|\bunless|\bwhether|\bsuppose)\b
 _OR = re.compile(r"\b(?:or|either)\W{1,3}(?:(?:maybe|perhaps|the|final|\\)\W*){0,3}$", re.IGNORECASE)
 _DENIED = re.compile(r"(?:n't|\bnot|cannot(?: be)?|rather than|instead of|anything but|except)\s+[$]?$", re.IGNORECASE)
 _BOUNDED = re.compile(
-    r"(?:at least|at most|(?:more|less|fewer|greater) than|up to|\bover|\bunder|\bbetween|\bfrom|\bone of)\s+[$]?$|[<>≤≥]\s*[$]?$",
+    r"(?:at least|at most|(?:more|less|fewer|greater) than|up to|\bover|\bunder|\bbetween|\bfrom|\bone of)\s+[$]?$|[<>≤≥]=?\s*[$]?$",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"[A-Za-z ]+[:=]\s*")  # "Total: 5"
@@ -80,6 +80,9 @@ _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{
 _FRAC = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]{1,40}?)\s*\}|(\d))\s*(?:\{\s*([^{}]{1,40}?)\s*\}|(\d))")
 _LATEX_SPACE = re.compile(r"\\(?:[()\[\],;:! ]|left\b|right\b|quad\b)")
 _NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\.?\d)", re.IGNORECASE)
+_ARROW = re.compile(r"[-=]+>")
+# Not bounds: "<answer>18</answer>", and a line of a quotation.
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,40}>|^[ \t]*>(?=[ \t])", re.MULTILINE)
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")
 
 
@@ -226,6 +229,8 @@ def _plain(text: str) -> str:
     """The text with LaTeX, digits of other scripts and vulgar fractions converted to ASCII."""
     if not text.isascii():
         text = _NOT_ASCII.sub(_plain_character, text).translate(_CHARACTERS)
+    if ">" in text:
+        text = _TAG.sub(" ", _ARROW.sub(" → ", text))
     text = _NEGATIVE.sub("-", _CURRENCY_CODE.sub("$", _THIN_SPACE.sub("", text)))
     if "\\" not in text:
         return text

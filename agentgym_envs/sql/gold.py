@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _TOKEN = re.compile(
     | (?P<word>[^\W\d]\w*) | (?P<number>\d[\w.]*) | (?P<sign>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _COMPOUND = {"UNION", "INTERSECT", "EXCEPT"}
 
 
@@ -104,7 +106,13 @@ def _run(gold: str, ordered: bool, queries: QueryRunner) -> Gold:
     columns = len(found.columns)
     if ranking is None or (not ordered and ranking.limit is None and not ranking.offset):
         return Gold((Segment(found.rows, len(found.rows)),), columns, False)
-    segments = ranking.segments(_all_rows(ranking.query, queries).rows, columns)
+    try:
+        sorted_rows = _all_rows(ranking.query, queries).rows
+    except ValueError as error:
+        raise ValueError(
+            f"ORDER BY of {gold!r} cannot be shown as columns, as with an alias in a formula: {error}"
+        ) from error
+    segments = ranking.segments(sorted_rows, columns)
     if not same_result(segments, found.rows, columns, True):
         raise ValueError(f"the ties of the gold query could not be determined: {gold}")
     return Gold(tuple(segments), columns, ordered)
@@ -150,7 +158,7 @@ class Ranking:
     """A query that shows how another one sorts its rows."""
 
     query: str  # the original without LIMIT, with missing sort keys appended as columns
-    keys: tuple[int, ...]  # indices of the sort keys in its rows
+    keys: tuple[tuple[int, str], ...]  # of each sort key: its index in the rows, and its COLLATE, "" if it has none
     offset: int  # rows that the original skips
     limit: int | None  # its maximum number of rows
 
@@ -159,7 +167,7 @@ class Ranking:
         found = []
         place = 0
         end = len(rows) if self.limit is None else self.offset + self.limit
-        for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in self.keys]):
+        for _, group in itertools.groupby(rows, key=lambda row: [_collated(row[key], way) for key, way in self.keys]):
             tied = [row[:columns] for row in group]
             take = min(end, place + len(tied)) - max(self.offset, place)
             place += len(tied)
@@ -179,18 +187,18 @@ def ranking_of(query: str, columns: Sequence[str]) -> Ranking | None:
     hidden: list[str] = []
     keys = []
     for written in _split(tokens[order + 2 : limit]):
-        term = _without_direction(written)
+        term, collation = _without_direction(written)
         place = _column_of(term, columns, tokens[:order])
         if place is None:
             place = len(columns) + len(hidden)
             hidden.append(query[term[0].start : term[-1].end])
-        keys.append(place)
+        keys.append((place, collation))
     end = tokens[limit].start if limit < len(tokens) else tokens[-1].end
     if hidden and any(token.is_word("DISTINCT", *_COMPOUND) for token in tokens[:order]):
         raise ValueError(f"an ORDER BY of DISTINCT or UNION rows must name columns of the result: {query}")
     at = _columns(tokens[: order + 1])[-1].end if hidden else tokens[order].start
     more = "".join(f", ({expression})" for expression in hidden)
-    text = f"{query[:at].rstrip()}{more} {query[at:end].strip()}"
+    text = f"{query[:at].rstrip()}{more}\n{query[at:end].strip()}"  # the last line may be a comment
     return Ranking(text, tuple(keys), *_window(tokens[limit:], query))
 
 
@@ -219,14 +227,22 @@ def _split(tokens: Sequence[_SqlToken]) -> list[list[_SqlToken]]:
     return [part for part in parts if part]
 
 
-def _without_direction(term: list[_SqlToken]) -> list[_SqlToken]:
+def _without_direction(term: list[_SqlToken]) -> tuple[list[_SqlToken], str]:
+    """A sort key without its direction and collation, and this collation."""
     if len(term) > 2 and term[-2].is_word("NULLS"):
         term = term[:-2]
     if term[-1].is_word("ASC", "DESC"):
         term = term[:-1]
     if len(term) > 2 and term[-2].is_word("COLLATE"):
-        term = term[:-2]
-    return term
+        return term[:-2], term[-1].key.upper()
+    return term, ""
+
+
+def _collated(value: Value, collation: str) -> Value:
+    """What SQLite compares of a value by NOCASE, for which only ASCII letters have a case, or by RTRIM."""
+    if not isinstance(value, str) or collation not in ("NOCASE", "RTRIM"):
+        return value
+    return value.rstrip(" ") if collation == "RTRIM" else value.translate(_ASCII_LOWER)
 
 
 def _column_of(term: list[_SqlToken], columns: Sequence[str], before: Sequence[_SqlToken]) -> int | None:

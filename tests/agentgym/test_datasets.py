@@ -64,7 +64,9 @@ def cache(tmp_path):
             yield from ((n, {"answer": str(n)}) for n in range(count))
 
     folder = tmp_path / "hf" / "datasets"
-    Builder(cache_dir=str(folder), dataset_name="gsm8k", hash="0123abcd", repo_id="openai/gsm8k").download_and_prepare()
+    for repo in ("openai/gsm8k", "HuggingFaceH4/MATH-500"):
+        name = repo.partition("/")[2]
+        Builder(cache_dir=str(folder), dataset_name=name, hash="0123abcd", repo_id=repo).download_and_prepare()
     return folder
 
 
@@ -98,6 +100,11 @@ class TestHuggingFace:
         tasks = load()
         assert [task.answer for task in tasks] == [str(n) for n in range(7)]
         assert tasks.source == "Hugging Face cache: openai/gsm8k (main, test)"
+
+    def test_a_name_with_capitals_is_found(self, cache):
+        rows, source = datasets.from_cache(datasets.HubData("HuggingFaceH4/MATH-500", "main"), "test")
+        assert len(rows) == 7
+        assert source == "Hugging Face cache: HuggingFaceH4/MATH-500 (main, test)"
 
     def test_another_split_is_not_taken_for_it(self, cache):
         assert datasets.from_cache(HUB, "te") is None

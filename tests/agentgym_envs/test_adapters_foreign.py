@@ -120,6 +120,12 @@ def test_a_reply_that_is_no_action_of_a_game_is_replaced_and_earns_nothing(petti
     assert min(nonsense["rewards"].values()) == -1.0, "a cell that is taken ends the game, by its own rules"
 
 
+def test_a_replaced_reply_earns_nothing_either_when_the_others_have_acted(pettingzoo):
+    garbled = pettingzoo["garbled"]["rewards"]
+    assert garbled["player_0"] <= 0
+    assert garbled["player_1"] < -garbled["player_0"], "player_0 was not paid for the rounds that chance won"
+
+
 def test_players_of_pettingzoo_are_told_who_they_are_what_is_legal_and_see_pictures_of_text(pettingzoo):
     opening = pettingzoo["tictactoe"][0]["opening"]
     assert "place 3 of their marks" in opening

@@ -415,6 +415,8 @@ def test_what_is_written_is_read_again(space):
         (SPACES[5], "0"),
         (SPACES[5], '["0", "0", "0"]'),
         (SPACES[6], "[Infinity, 0]"),
+        (SPACES[6], "[1e999, 0]"),
+        (SPACES[6], "[1e39, 0]"),  # beyond float32
         (SPACES[7], "[[0, 0], [0, 256]]"),
         (SPACES[7], "[[0, 0], [0, -1]]"),
         (SPACES[7], "[[0, 0], [0, 0.5]]"),

@@ -178,6 +178,24 @@ def test_packages_stand_for_what_a_dockerfile_installs(folder):
         play(task, SUBMIT)
 
 
+@pytest.mark.parametrize(
+    ("lines", "files"),
+    [
+        ("WORKDIR /app\nCOPY orders.csv /app", ["/app/orders.csv"]),
+        ("WORKDIR /srv/app\nCOPY orders.csv /srv", ["/srv/orders.csv"]),
+        ("WORKDIR /app\nCOPY orders.csv .", ["/app/orders.csv"]),
+        ("WORKDIR /app\nCOPY orders.csv ../data/all.csv", ["/data/all.csv"]),
+        ("COPY orders.csv totals.sh /data", ["/data/orders.csv", "/data/totals.sh"]),
+        ("COPY orders.csv /orders.csv", None),
+        ("WORKDIR /\nCOPY orders.csv ./", None),
+        ("COPY --chmod=755 orders.csv /bin/run", None),
+    ],
+)
+def test_files_go_where_docker_puts_them_or_an_engine_builds_the_image(folder, lines, files):
+    place = place_of(read_task(folder("environment/Dockerfile", f"FROM agentgym/python\n{lines}\n")))
+    assert ([name for _, name in place.files] if place.workdir else None) == files
+
+
 @pytest.mark.docker
 def test_an_engine_builds_other_dockerfiles(folder):
     images.build("python")

@@ -141,6 +141,7 @@ class TestWhatTestsMayDo:
             ("class f:\n    def __init__(self):\n        self.d = {}\n    def __getitem__(self, k):\n        return self.d[k]\n    def __setitem__(self, k, v):\n        self.d[k] = v\n", "x = f()\nx[2] = 5\nassert x[2] == 5"),
             ("import re\nf = lambda t: re.match('a', t)", "assert f('ab')\nassert not f('b')\nassert f('ab').group() == 'a'"),
             ("from collections import Counter, defaultdict, namedtuple\ndef f():\n    return Counter('aab'), defaultdict(list, a=[1]), namedtuple('P', 'x y')(1, 2)", "assert f() == ({'a': 2, 'b': 1}, {'a': [1]}, (1, 2))"),
+            ("from enum import Enum, IntEnum\nclass C(str, Enum):\n    RED = 'red'\nclass N(IntEnum):\n    TWO = 2\ndef f():\n    return C.RED, N.TWO", "assert f() == ('red', 2)"),
             ("from datetime import timedelta\nfrom decimal import Decimal\ndef f(d):\n    return d + timedelta(days=1), Decimal('0.10')", "from datetime import datetime\nfrom decimal import Decimal\nassert f(datetime(2024, 2, 28, 7)) == (datetime(2024, 2, 29, 7), Decimal('0.1'))"),
             ("def f(x):\n    raise LookupError('no', x)", "try:\n    f(1)\nexcept LookupError as e:\n    got = e.args\nassert got == ('no', 1)"),
             ("class Own(KeyError):\n    pass\ndef f(x):\n    raise Own(x)", "try:\n    f(1)\nexcept KeyError:\n    got = True\nassert got"),

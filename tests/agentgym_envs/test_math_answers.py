@@ -125,6 +125,27 @@ def test_what_is_not_the_same_number(one, other):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>18</answer>",
+        "The answer is <answer>18</answer>",
+        "<b>18</b>",
+        "3*6 => 18",
+        "it --> 18",
+        "#### -> 18",
+        "Yes:\n> 18",
+    ],
+)
+def test_tags_arrows_and_quotations_are_no_bounds(text):
+    assert final_answer(text) == 18
+
+
+@pytest.mark.parametrize("text", ["#### > 18", "x > 18", "x >= 18", "at least >18"])
+def test_a_bound_is_no_answer(text):
+    assert final_answer(text) is None
+
+
+@pytest.mark.parametrize(
     ("text", "stated"),
     [
         ("#### 18", 18),

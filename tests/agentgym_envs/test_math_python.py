@@ -143,6 +143,7 @@ class TestProblems:
         }
         task = task_of(record, "m", "train")
         assert (task.answer, task.metadata["subject"], task.metadata["level"]) == (r"\frac{1}{2}", "Algebra", "Level 2")
+        assert task_of({"problem": "P", "solution": r"so $\boxed 9$."}, "m", "train").answer == "9"
         with pytest.raises(ValueError, match="m: no answer"):
             task_of({"problem": "P", "solution": "none"}, "m", "train")
 

@@ -65,6 +65,10 @@ def sizes(db, query):
         ("SELECT *, id + 1 AS next FROM t ORDER BY length(name), next", [(1, 1)] * 6),
         ("SELECT 'ORDER BY; LIMIT 1' AS text, name FROM t -- ORDER BY id\nORDER BY kind /* LIMIT 1 */", [(2, 2)] * 3),
         ("SELECT name FROM t ORDER BY name COLLATE NOCASE DESC", [(1, 1)] * 6),
+        ("SELECT name FROM t ORDER BY CASE id % 2 WHEN 0 THEN 'a' ELSE 'A' END COLLATE NOCASE", [(6, 6)]),
+        ("SELECT CASE id % 2 WHEN 0 THEN 'a' ELSE 'A' END AS c FROM t ORDER BY c COLLATE nocase LIMIT 2", [(6, 2)]),
+        ("SELECT name, kind FROM t -- everyone\nORDER BY id LIMIT 2", [(1, 1), (1, 1)]),
+        ("SELECT name -- ours\nFROM t -- everyone\nORDER BY kind LIMIT 1", [(2, 1)]),
         ("SELECT upper(kind) FROM t ORDER BY upper( kind )", [(2, 2)] * 3),
     ],
 )

@@ -68,9 +68,9 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     if by_module is not None:
         parts = by_module(value)
         return refer(value) if None in parts else [f"{kind.__module__}.{kind.__qualname__}", parts]
-    # Named tuples as tuples, IntEnums as ints, defaultdicts as dicts; anything else as a reference.
+    # Named tuples as tuples, IntEnums as ints, StrEnums as their text, defaultdicts as dicts; anything else as a reference.
     base = next((base for base in _BASES if isinstance(value, base)), None)
-    plain = value if base is None else base(value)
+    plain = value if base is None else str.__str__(value) if base is str else base(value)
     return encode(plain, refer) if type(plain) is base else refer(value)
 
 

@@ -75,12 +75,16 @@ def own_problems(split: str) -> TaskSet:
     return own_tasks(package, "problems.jsonl", split, lambda r, id: task_of(r, id, split), name="math", source=source)
 
 
+_BOXED_WITHOUT_BRACES = re.compile(r"\\boxed\s+([^\s$.{]+)")  # in two of MATH's solutions
+
+
 def task_of(record: dict[str, Any], id: str, split: str) -> Task:
     """A task from a record: `problem`, and `answer`, or `solution` with the answer in its last `\\boxed{}` as in MATH."""
     answer = record.get("answer")
     if not answer:
         stated = answer_in(str(record.get("solution", "")), "boxed")
-        answer = stated.text if stated else ""
+        bare = _BOXED_WITHOUT_BRACES.findall(str(record.get("solution", "")))
+        answer = (stated.text if stated else "") or (bare[-1] if bare else "")
     if not answer:
         raise ValueError(f"{id}: no answer, and none in \\boxed{{}} in the solution")
     subject = record.get("subject") or record.get("type") or ""

@@ -78,6 +78,7 @@ report(
     tictactoe=[ours(TICTACTOE, ROWS), direct(TICTACTOE, ROWS)],
     rps=[ours(RPS, THROWS, settings={"max_cycles": 3}), direct(RPS, THROWS, max_cycles=3)],
     auction=ours("tests/auction-v0", [3, 1, 2, 4, 3]),
+    garbled=ours(RPS, ["throw!", 1] * 9, settings={"max_cycles": 9}),
     nonsense=ours(TICTACTOE, ["the middle", *[8] * 3]),
     named=ours(RPS, ["Rock", "paper"], settings={"max_cycles": 1}, actions=["rock", "paper", "scissors"]),
     chess=agentgym.make("pettingzoo:classic/chess-v6").reset(seed=0)[0][0]["content"],
