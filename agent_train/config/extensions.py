@@ -1,4 +1,4 @@
-"""The extension points of training; docs/algorithms.md and docs/runs.md say what each takes. Nothing here imports torch."""
+"""The extension points of training; docs/algorithms.md says what each takes. Nothing here imports torch."""
 
 from agentgym.core.extensions import ExtensionPoint
 

@@ -79,7 +79,9 @@ class ModelConfig:
 
 @dataclass
 class EngineConfig:
-    name: str = setting("vllm", "engine; the same as `engine=`", extensions="engines")
+    name: str = setting(
+        "vllm", "engine; choose it by `engine=`, which sets what goes with it, too", extensions="engines"
+    )
     urls: list[str] = setting(
         [],
         "servers of [an engine that others run](engines.md#engines-that-others-run): `engine.urls=[http://HOST:8000]`",

@@ -42,9 +42,8 @@ def _text(value: Any) -> str:
 
 def _what(said: Setting) -> str:
     parts = [said.doc]
-    linked = "](algorithms.md" in said.doc  # that page has the names
     names = POINTS[said.extensions].shipped if said.extensions else said.choices
-    if names and not linked and not all(name is None or name in said.doc for name in names):
+    if names and not all(name is None or name in said.doc for name in names):
         parts.append(", ".join(name or "null" for name in names))
     if said.extensions:
         parts.append("or `package.module:function`" if names else "`package.module:function`")
