@@ -156,6 +156,7 @@ class Workbench:
         """
         if not path or "\0" in path:
             raise ToolError("path must name a file or folder")
+        _encoded(path)
         if command == "view":
             return self._view(path, view_range)
         if command == "create":
@@ -221,10 +222,7 @@ class Workbench:
         return data.decode("utf-8", "surrogateescape")
 
     def _write(self, place: str, text: str, mode: int) -> None:
-        try:
-            data = text.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise ToolError("the text has half of a surrogate pair, which no file can hold") from None
+        data = _encoded(text)
         if len(data) > LONGEST_FILE:
             raise ToolError(f"{place}: would have more than {LONGEST_FILE} bytes")
         try:
@@ -272,6 +270,13 @@ class Workbench:
         begin = f"{self._prelude or ':'}\nexport {exports}\ncd {shlex.quote(self._folder)}"
         self._shell.run(begin, timeout=_BEGIN_SECONDS)
         return again
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ToolError("the text has half of a surrogate pair, which no file can hold") from None
 
 
 def _needed(name: str, value: T | None) -> T:

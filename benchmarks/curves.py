@@ -76,10 +76,10 @@ IMITATION = ("sft.episodes=2048", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr
 # A coder model of about 0.5 B parameters on two cores with AVX512-BF16. The first reply's code is run, so that feedback can be
 # used. Groups of equal rewards teach nothing and are not trained on. A step takes 5 minutes and 16 GB.
 MBPP = (
-    *("env.kwargs.max_turns=2", "sampling.max_tokens=160", "model.dtype=bfloat16", "lora.rank=16", "learner.lr=1e-4"),
+    *("env.kwargs.max_turns=2", "sampling.max_tokens=160", "model.dtype=bfloat16", "lora.rank=16", "learner.lr=2e-4"),
     *("engine=vllm", "engine.max_model_len=1024", "engine.kv_cache_bytes=536870912"),
     *("algorithm=grpo", "algorithm.group_size=8", "algorithm.filter.name=spread"),
-    *("trainer.groups_per_step=16", "trainer.steps=16", "trainer.save_every=2"),
+    *("trainer.groups_per_step=16", "trainer.steps=12", "trainer.save_every=2"),
     *("learner.workers=2", "learner.shared_prefix=true", "learner.microbatch_tokens=1024", "learner.head_chunk=256"),
     *("trainer.eval_episodes=200", "trainer.eval_every=8"),
 )

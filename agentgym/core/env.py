@@ -12,7 +12,7 @@ import logging
 import math
 import numbers
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium
@@ -20,6 +20,7 @@ import numpy as np
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Action, Observation, assistant, problem_of, text_of, user
+from agentgym.core.trajectory import REWARDS
 
 if TYPE_CHECKING:  # a task set is loaded by its environment's name, so tasks know the registry and it the environments
     from agentgym.core.tasks import Task, TaskSet
@@ -101,6 +102,7 @@ class Env(gymnasium.Env[Observation, Action]):
     async_methods: ClassVar[frozenset[str]] = frozenset()
     _stepping = False  # whether a step of this or of a subclass runs
     _earned = 0.0  # in this episode
+    _earned_by: Mapping[str, float] = {}  # by player, once a step has told
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -178,7 +180,7 @@ class Env(gymnasium.Env[Observation, Action]):
     def _begun(self) -> Opening:
         self.turn = 0
         self.running = True
-        self._earned = 0.0
+        self._earned, self._earned_by = 0.0, {}
         return [], {}
 
     def step(self, action: Action) -> Step:
@@ -233,9 +235,11 @@ def _async_methods(cls: type) -> frozenset[str]:
     return frozenset(name for name in METHODS if inspect.iscoroutinefunction(getattr(cls, name)))
 
 
-def failed_step(cause: str, reward: float) -> Step:
+def failed_step(cause: str, reward: float, by_player: Mapping[str, float] | None = None) -> Step:
+    """The last step of an episode that its agent broke, with what each player earns by it, if there are players."""
     told = f"Error: what you ran has broken the episode ({cause}). It ends here, and counts as failed."
-    return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause}
+    rewards = {REWARDS: dict(by_player)} if by_player else {}
+    return [user(told)], reward, True, False, {"success": False, agent_failure.KEY: cause, **rewards}
 
 
 def _ended_by_agent(step: Callable[[Any, Any], Any]) -> Any:
@@ -278,6 +282,12 @@ def _counted(env: Env, outcome: Any) -> Any:
     if type(outcome) is tuple and len(outcome) == 5:  # others are refused elsewhere
         reward = outcome[1]
         if type(reward) is float or isinstance(reward, numbers.Real):
+            given = outcome[4].get(REWARDS) if isinstance(outcome[4], Mapping) else None
+            told = isinstance(given, Mapping)
+            before = {**dict.fromkeys(given if told else (), env._earned), **env._earned_by}
+            env._earned_by = {
+                name: earned + (given.get(name, 0.0) if told else reward) for name, earned in before.items()
+            }
             env._earned += float(reward)
     return outcome
 
@@ -285,7 +295,8 @@ def _counted(env: Env, outcome: Any) -> Any:
 def _failed(env: Env, cause: str, error: Exception) -> Step:
     _log.info("%s: the agent's failure, %s: %s: %s", type(env).__name__, cause, type(error).__name__, error)
     env.running = False
-    return failed_step(cause, env.floor - env._earned)
+    by_player = {name: env.floor - earned for name, earned in env._earned_by.items()}
+    return failed_step(cause, env.floor - env._earned, by_player)
 
 
 class AsyncEnv(Env):
@@ -362,6 +373,7 @@ class Blocking(Wrapper):
         super().__init__(env)
         self._runner: asyncio.Runner | None = None
         self._draws = random.Random(0)
+        self._drawn_task: Task | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("expert_action", "random_action"):
@@ -370,17 +382,21 @@ class Blocking(Wrapper):
         return self._waiting(method) if inspect.iscoroutinefunction(method) else method
 
     def init(self, task: Task) -> None:
+        self._drawn_task = None
         self._call("init", task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode. If the environment cannot bind the task that it would draw, this does."""
         if is_async(self.env, "init") and not is_async(self.env, "reset"):
             task = (options or {}).get("task")
-            if task is None:
+            env: Any = self.env.unwrapped  # an Env
+            if task is None and (env.task is None or env.task is self._drawn_task):
                 self._draws = self._draws if seed is None else random.Random(seed)
-                tasks = self.env.unwrapped.tasks  # type: ignore[attr-defined]  # of an Env
-                task = tasks[self._draws.randrange(len(tasks))]
-            self.init(task)
+                drawn = env.tasks[self._draws.randrange(len(env.tasks))]
+                self.init(drawn)
+                self._drawn_task = drawn
+            elif task is not None:
+                self.init(task)
             options = {name: value for name, value in (options or {}).items() if name != "task"} or None
         return self._call("reset", seed=seed, options=options)
 

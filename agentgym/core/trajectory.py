@@ -244,12 +244,12 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
     """Trajectories of a file, without a last line cut off by a crash. Raises ValueError for any other broken line."""
-    with Path(path).open(encoding="utf-8") as lines:
+    with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
             except ValueError as error:
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     return
                 raise ValueError(f"{path}:{number}: not a trajectory: {error}") from error
             yield Trajectory.from_json(record)

@@ -103,6 +103,7 @@ class Episode:
         self.changed = Counter[str]()  # settings that were not honoured
         self.reading = asyncio.Semaphore(MOST_READ)
         self._by_digest: dict[str, list[Exchange]] = {}
+        self._failed = Counter[str]()  # errors that clients got and have not tried again, by the request's digest
         self._next = 0
         self._news: list[str] = []  # exchanges that were delivered since the last line
         self._arguments: dict[str, str] = {}  # of tool calls, as sampled
@@ -118,6 +119,9 @@ class Episode:
         same = self._by_digest.get(digest, [])
         if key is not None:
             return next((each for each in same if each.key == key), None)
+        if again and self._failed[digest]:
+            self._failed[digest] -= 1
+            return None
         lost = next((each for each in same if not each.clients and not each.delivered), None)
         return lost or (same[-1] if same and again else None)
 
@@ -185,12 +189,14 @@ class Episode:
             self.changed.update(call.asked.changed)
             self.tokens += sum(call.answer.usage.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
             for said in call.answer.message.get("tool_calls") or ():
-                self._arguments[said["id"]] = said["function"]["arguments"]
+                if "id" in said:  # records of earlier versions may lack it
+                    self._arguments[said["id"]] = said["function"]["arguments"]
         exchange.wake()
 
     def failed(self, exchange: Exchange, error: Refused) -> None:
         """A retry of it is a new exchange."""
         exchange.error = self.refused = error
+        self._failed[exchange.digest] += bool(exchange.clients)
         self._by_digest[exchange.digest].remove(exchange)
         del self.by_id[exchange.id]
         self.turns -= len(exchange.asked) if exchange.limit is None else 0

@@ -302,7 +302,7 @@ class Gateway:
         exchange = episode.find(digest, again, key)
         if exchange is None:
             read = self._calls(protocol, body, episode)
-            calls = [replace(call, used=dict(call.used)) for call in read for _ in range(call.used.pop("n", 1))]
+            calls = [call for each in read for call in _apart(each)]
             exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
             task = asyncio.create_task(self._sample(episode, exchange, path))
             self._sampling.add(task)
@@ -386,7 +386,7 @@ class Gateway:
     # ---- the run's own routes
 
     async def _admin(self, request: web.BaseRequest, path: str) -> web.Response:
-        if not hmac.compare_digest(_key_of(request).encode(), self.admin_key.encode()):
+        if not hmac.compare_digest(_key_of(request).encode(errors="replace"), self.admin_key.encode()):
             raise Refused(401, "this takes the gateway's admin key", "invalid_api_key")
         id, _, verb = path.partition("/")
         body = _object(await request.read() or b"{}")
@@ -410,6 +410,13 @@ class Gateway:
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
+
+
+def _apart(call: ModelCall) -> list[ModelCall]:
+    """The `n` answers of a call as calls of their own, with seeds of their own."""
+    given, first = dict(call.used), call.used.get("seed")
+    seeds = [{} if first is None else {"seed": first + place} for place in range(given.pop("n", 1))]
+    return [replace(call, used={**given, **seed}) for seed in seeds]
 
 
 def _new_key() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Upstream:
             asked = {"messages": as_sent(call.messages, self.exact), **({"tools": call.tools} if call.tools else {})}
         body = {"model": self.models[0], **self._defaults, **call.used, **asked}
         if self.exact:
-            body = {"logprobs": True if chats else 0, **body, "return_token_ids": True}
+            body |= {"logprobs": True if chats else call.used.get("logprobs") or 0, "return_token_ids": True}
         if call.streams:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
@@ -79,10 +80,15 @@ class Upstream:
             raise Refused(status, str(error).replace(self._policy.url, "the engine"), "engine") from error
         reply, choice = reply_of(record), record["choices"][0]
         message = {**assistant(""), **{name: value for name, value in reply.message.items() if value}}
+        if message.get("tool_calls"):  # some servers leave out the ids
+            message["tool_calls"] = [
+                {**each, "id": each.get("id") or f"call_{secrets.token_hex(12)}"} for each in message["tool_calls"]
+            ]
         if "reasoning" in message:
             message["reasoning_content"] = message.pop("reasoning")
         stop = choice.get("stop_reason")
-        more = {"logprobs": choice.get("logprobs")} if "logprobs" in call.used else {}
+        asked_for = call.used.get("logprobs") not in (None, False)
+        more = {"logprobs": choice.get("logprobs")} if asked_for else {}
         reason = reply.finish_reason or "stop"
         stopped = stop if isinstance(stop, str) else None  # else the id of a token
         return ModelAnswer(message, _tokens(record, reason), reply.usage, reason, stopped, more)
@@ -91,8 +97,11 @@ class Upstream:
         if not self.exact:
             raise Refused(400, "the engine does not count tokens")
         body = {"model": self.models[0], "messages": as_sent(call.messages, True), "tools": call.tools or None}
-        counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
-        return int(counted["count"])
+        try:
+            counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
+            return int(counted["count"])
+        except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError) as error:
+            raise Refused(502, f"the engine does not count: {type(error).__name__}", "engine") from error
 
     async def _ask(self, method: str, url: str, **more: Any) -> Any:
         session, limit = await endpoints.session(), aiohttp.ClientTimeout(total=_START_SECONDS)

@@ -226,7 +226,9 @@ async def _stepped(
 
 
 def _failed_by_agent(env: Env, trajectory: Trajectory, cause: str) -> Any:
-    return failed_step(cause, float(env.get_wrapper_attr("floor")) - trajectory.reward)
+    floor = float(env.get_wrapper_attr("floor"))
+    by_player = {player: floor - earned for player, earned in trajectory.rewards.items()}
+    return failed_step(cause, floor - trajectory.reward, by_player)
 
 
 def _check_limits(trajectory: Trajectory, limits: Limits) -> None:

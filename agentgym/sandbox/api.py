@@ -26,6 +26,10 @@ class BackendDown(SandboxError):
     """The back end is down, or was since the sandbox was made. Never the agent's failure."""
 
 
+class SandboxesInUse(SandboxError):
+    """All sandboxes that the back end gives are in use: it is up."""
+
+
 class SandboxSpoiled(SandboxError):
     """The programs of a sandbox made it unusable; reset or close it. Environments score this as the agent's failure."""
 

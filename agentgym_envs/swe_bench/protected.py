@@ -57,7 +57,7 @@ def shadows(path: str, importable: Collection[str], known: Collection[str]) -> b
         known: names in the repository's root, `src` and `lib`, without endings: what is below one is the repository's own.
     """
     parts = path.split("/")
-    places = (0, 1) if parts[0] in _SOURCES else (0,)
+    places = (0, 1) if parts[0] in _SOURCES and len(parts) > 1 else (0,)
     names = {part.partition(".")[0] if part == parts[-1] else part for part in (parts[n] for n in places)} - {*known}
     return not names.isdisjoint(importable) or not names.isdisjoint(sys.stdlib_module_names)
 

@@ -101,6 +101,22 @@ def test_an_async_environment_draws_its_task_as_a_plain_one_does():
     blocking.close()
 
 
+def test_a_task_that_was_bound_stays_if_init_alone_is_async():
+    class Half(Echo):
+        async def init(self, task):
+            super().init(task)
+
+    blocking = Blocking(Half())
+    blocking.init(Task("mine"))
+    blocking.reset(seed=1)
+    assert blocking.task.id == "mine"
+    blocking.reset(options={"task": Task("other")})
+    assert blocking.task.id == "other"
+    drawn = Blocking(Half())
+    ids = [drawn.reset(seed=seed) and drawn.task.id for seed in range(5)]
+    assert len({*ids}) > 1, "a task that was drawn is drawn again"
+
+
 def test_the_loop_runs_async_methods_in_one_task_and_plain_ones_in_a_thread():
     env, mixed = AsyncEcho(), Mixed()
     for each in (env, mixed):

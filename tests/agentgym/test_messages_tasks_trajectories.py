@@ -248,7 +248,9 @@ def test_a_line_cut_off_by_a_crash_is_left_out_and_mended(tmp_path):
     path.write_text(path.read_text()[:-1])  # only the end of the line is missing
     write_jsonl(path, [one])
     assert list(read_jsonl(path)) == [one, two, one]
-    path.write_text("{\n" + path.read_text())
+    path.write_bytes('{"a": "漢'.encode()[:-1])  # within a character
+    assert list(read_jsonl(path)) == []
+    path.write_text("{\n")
     with pytest.raises(ValueError, match=r"t\.jsonl:1: not a trajectory"):
         list(read_jsonl(path))
 

@@ -9,6 +9,7 @@ import agentgym
 from agentgym import PlayersEnv, ScriptedPolicy, Task, TaskSet, Wrapper, run_episode, user
 from agentgym.checks.check_env import check_env
 from agentgym.cli import main
+from agentgym.core.agent_failure import AgentFailure
 from agentgym.core.registration import registry
 from agentgym.core.trajectory import Tokens, Trajectory, read_jsonl, write_jsonl
 from agentgym.evaluate import Results
@@ -145,6 +146,18 @@ def test_a_step_that_names_no_rewards_gives_its_reward_to_all():
             return observation, *rest, info
 
     assert play(ScriptedPolicy(["9", "4", "ann"]), Team()).rewards == dict.fromkeys(("ann", "bob", "judge"), 4.0)
+
+
+def test_who_breaks_an_episode_brings_every_player_to_the_floor():
+    class Breaks(Bids):
+        def step(self, action):
+            if self.turn_of == "judge":
+                raise AgentFailure("session_lost")
+            return super().step(action)
+
+    done = play(ScriptedPolicy(["9", "4", "ann"]), Breaks())
+    assert done.agent_failure == "session_lost"
+    assert done.rewards == dict.fromkeys(Bids.players, Breaks.floor), "ann had won 4"
 
 
 def test_a_rubric_s_total_is_that_of_each_player():

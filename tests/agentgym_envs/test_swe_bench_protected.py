@@ -73,3 +73,4 @@ def test_one_of_the_repository_s_own_may():
     own = new("src/_pytest/more.py") + new("pytest/more.py") + new("flask/json.py") + new("fresh.py")
     assert dropped(instance(), parse_patch(own), ["_pytest", "pytest", "flask"], ["_pytest", "pytest", "flask"]) == ()
     assert dropped(instance(), parse_patch(modified("types.py")), [], ["types"]) == ()
+    assert dropped(instance(), parse_patch(new("src") + new("lib")), ["pytest"], []) == ()

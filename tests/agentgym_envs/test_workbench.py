@@ -82,6 +82,11 @@ class TestShell:
     def test_what_no_shell_can_take_is_refused(self, tools, command):
         assert tools.call("bash", {"command": command}).startswith("Error: a command must have no zero byte")
 
+    def test_a_command_with_half_a_surrogate_pair_is_run_and_the_shell_goes_on(self, bench):
+        bench.bash("kept=7")
+        assert bench.bash("printf '\ud83d' | od -An -tx1 | tr -d ' '") == "eda0bd"
+        assert bench.bash("echo $kept") == "7"
+
     def test_the_end_kills_what_the_shell_started(self, bench, sandbox):
         bench.bash("sleep 1000 &")
         bench.end()
@@ -139,6 +144,7 @@ class TestEditor:
             ("insert", "f", {"insert_line": 9, "new_str": "x"}, "insert_line must be from 0 to 2"),
             ("insert", "f", {"new_str": "x"}, "the argument insert_line is missing"),
             ("insert", "f", {"insert_line": 0, "new_str": "\ud800"}, "half of a surrogate pair"),
+            ("create", "\ud83d", {"file_text": ""}, "half of a surrogate pair"),
         ],
     )
     def test_a_mistaken_request_says_what_is_wrong(self, edit, bench, command, path, arguments, said):

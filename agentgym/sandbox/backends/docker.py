@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache, partial
@@ -222,7 +223,7 @@ def no_writable_root(image: str) -> str | None:
     try:
         with engine.failures("asking for a limited layer"):
             limited = api.create_host_config(storage_opt={"size": str(MEGABYTE)}, network_mode="none")
-            api.create_container(image, ["true"], name=name, host_config=limited, labels={"agentgym.copy": image})
+            api.create_container(image, ["true"], name=name, host_config=limited, labels={engine.COPY_LABEL: image})
     except SandboxError as error:
         if "storage-opt" not in str(getattr(error.__cause__, "explanation", "")):
             raise
@@ -299,12 +300,16 @@ def _is_gone(id: str) -> bool:
     return False
 
 
-def remove_volumes() -> None:
-    """Remove the pseudo-terminals of ended sandboxes, which a killed engine forgets."""
+def remove_unfinished() -> None:
+    """Remove the pseudo-terminals of ended sandboxes, which a killed engine forgets, and the containers of killed builds."""
     from docker.errors import APIError
 
     with engine.failures("removing what sandboxes left"):
         api = engine.client()
+        for container in api.containers(all=True, filters={"label": engine.COPY_LABEL}):
+            # Images that were made in such a container have the label, too, with no value.
+            if container["Labels"][engine.COPY_LABEL] and time.time() - container["Created"] > engine.LONGEST_COPY:
+                _remove_quietly(container["Id"])
         for volume in api.volumes(filters={"label": list(OWNED), "dangling": True})["Volumes"] or []:
             try:
                 api.remove_volume(volume["Name"])

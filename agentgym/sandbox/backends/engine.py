@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT = 60  # seconds in which the engine must answer a call; many containers may be starting
 PROBE_TIMEOUT = 5  # the same where nothing depends on the answer
 CONNECTIONS = 64  # kept open at a time
+COPY_LABEL = "agentgym.copy"  # of a container from which files are copied, or in which an image is made: its image
+LONGEST_COPY = 3600.0  # seconds after which its build has ended
 BUILD_TIMEOUT = 900  # seconds without an answer from the engine
 WAY_LABEL = "agentgym.way"  # of an image: how it was built
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -216,13 +219,16 @@ def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
     if shutil.which("tar") is None:
         raise SandboxError("no tar on the PATH: install it, since it copies files into and out of Docker")
     tar: Any
-    with subprocess.Popen(["tar", *arguments], stderr=subprocess.PIPE, **pipes) as tar:  # type: ignore[call-overload]
-        try:
-            yield tar
-        except SandboxError:
-            tar.kill()
-            raise
-        said = tar.stderr.read().decode(errors="replace").strip()
+    # On a full disk tar has a line for each file: more than a pipe holds that is read at the end.
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(["tar", *arguments], stderr=errors, **pipes) as tar:  # type: ignore[call-overload]
+            try:
+                yield tar
+            except SandboxError:
+                tar.kill()
+                raise
+        errors.seek(max(0, errors.tell() - 4096))
+        said = errors.read().decode(errors="replace").strip()
     if tar.returncode:
         raise SandboxError(f"{failure}: {said[-300:]}")
 
@@ -249,7 +255,7 @@ def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: s
     packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "--no-wildcards", *leaving_out, ".")
     with failures(f"adding a layer to {base}"):
         command, offline = ["rm", "-f", "--", *removed], api.create_host_config(network_mode="none")
-        labels = {"agentgym.copy": tag}
+        labels = {COPY_LABEL: tag}
         container = api.create_container(
             base, command, labels=labels, host_config=offline, entrypoint=[], working_dir="/", user="0:0"
         )["Id"]
@@ -260,7 +266,7 @@ def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: s
                 api.start(container)
                 if (ended := api.wait(container, timeout=CALL_TIMEOUT)["StatusCode"]) != 0:
                     raise SandboxError(f"files of {base} cannot be removed: rm ended with {ended}")
-            said = f"LABEL {WAY_LABEL}={way} agentgym.image={name} agentgym.copy="
+            said = f"LABEL {WAY_LABEL}={way} agentgym.image={name} {COPY_LABEL}="
             repository, _, version = tag.rpartition(":")
             api.commit(container, repository, version, changes=[said, "CMD []", "WORKDIR /workspace"])
         finally:
@@ -270,9 +276,9 @@ def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: s
 def export_image(api: APIClient, tag: str, work: Path) -> Path:
     root = work / "rootfs"
     root.mkdir()
-    unpacking = ("-x", "-C", str(root), "--no-same-owner", "--exclude=dev/*")
+    unpacking = ("-x", "-C", str(root), "--no-same-owner", "--anchored", "--exclude=dev/*")
     with failures(f"copying the files of {tag}"):
-        container = api.create_container(tag, command=["true"], labels={"agentgym.copy": tag})["Id"]
+        container = api.create_container(tag, command=["true"], labels={COPY_LABEL: tag})["Id"]
         try:
             failure = f"the files of {tag} cannot be unpacked"
             # A broken pipe: tar has failed, and says why.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from agentgym.sandbox.api import BackendDown, SandboxError, SandboxSpec
+from agentgym.sandbox.api import BackendDown, SandboxError, SandboxesInUse, SandboxSpec
 from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestRpc, GuestSandbox, Header
 from agentgym.sandbox.images import build as images
 from agentgym.service.client.address import Address, RemoteError, is_url, parse
@@ -74,7 +74,7 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
         raise SandboxError(f"a sandbox at {urls} cannot reach the socket {spec.socket} of this machine")
     address = _address(urls)
     first = next(_turn) % len(address.servers)
-    reasons = []
+    reasons, up = [], False
     for server in address.servers[first:] + address.servers[:first]:
         try:
             channel = RemoteChannel(address, server)
@@ -91,7 +91,8 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
             return GuestSandbox(channel, spec, told["facts"])
         except NoRoom as error:
             reasons.append(str(error))
-    raise SandboxError("; ".join(reasons))
+            up = up or isinstance(error, Full)
+    raise (SandboxesInUse if up else SandboxError)("; ".join(reasons))
 
 
 def _image_there(image: str) -> str:
@@ -133,6 +134,10 @@ class NoRoom(SandboxError):
     """This server has no sandbox to give now, or cannot be reached: another may have."""
 
 
+class Full(NoRoom, SandboxesInUse):
+    """All sessions of this server are in use."""
+
+
 class _Gone(Exception):
     """The session is lost, or its server is: coming back makes no sense."""
 
@@ -159,7 +164,9 @@ class RemoteChannel(GuestRpc):
             self._connect(until, until)
         except HandshakeRefused as error:
             text = f"{server} gives no sandbox: {_REFUSALS.get(error.status, f'{error} ({error.status})')}"
-            raise (NoRoom if error.status == 429 or error.status >= 500 else SandboxError)(text) from None
+            if error.status == 429 or error.code == CAPACITY:
+                raise Full(text) from None
+            raise (NoRoom if error.status >= 500 else SandboxError)(text) from None
         except (OSError, EOFError, Refused) as error:
             raise NoRoom(f"{server} gives no sandbox: {_said(error)}: is `agentgym serve --sandbox` there?") from error
 
@@ -241,13 +248,14 @@ class RemoteChannel(GuestRpc):
         if (refusal := answer.get("error")) is not None:
             if refusal.get("fatal"):
                 self.close()
-            raise self._refused(refusal, elsewhere=refusal.get("code") in (CAPACITY, DRAINING))
+            raise self._refused(refusal, elsewhere=refusal.get("code") == DRAINING)
         result: Header = answer["result"]
         return result
 
     def _refused(self, refusal: Mapping[str, Any], elsewhere: bool) -> SandboxError:
-        text = f"sandbox {self.name}: {refusal.get('message')} ({refusal.get('code')})"
-        return NoRoom(text) if elsewhere else SandboxError(text)
+        code = refusal.get("code")
+        kind = Full if code == CAPACITY else NoRoom if elsewhere else SandboxError
+        return kind(f"sandbox {self.name}: {refusal.get('message')} ({code})")
 
     def _drop(self) -> None:
         socket, self._socket, self.sent = self._socket, None, False

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
-from agentgym.sandbox.api import Sandbox, SandboxError, SandboxSpec, whole_number
+from agentgym.sandbox.api import Sandbox, SandboxError, SandboxesInUse, SandboxSpec, whole_number
 from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
 from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
@@ -75,6 +75,8 @@ class Health:
             try:
                 with closing(self._open()) as box:
                     found.append(box.exec(["true"]).ok)
+            except SandboxesInUse:
+                found.append(True)
             except (SandboxError, OSError) as error:
                 _log.warning("the sandboxes' back end is down: %s", error)
 
@@ -262,7 +264,7 @@ def _all_room() -> Room:
     defaults = {
         "AGENTGYM_SANDBOXES": LIMIT,
         "AGENTGYM_SANDBOX_MEMORY": memory,
-        "AGENTGYM_SANDBOX_DISK": shutil.disk_usage(known).free,
+        "AGENTGYM_SANDBOX_DISK": max(shutil.disk_usage(known).free, 1),
     }
     return Room(*(whole_number(name, default) for name, default in defaults.items()))
 
@@ -312,7 +314,7 @@ def cleanup(*, everything: bool = False, run: str | None = None) -> tuple[list[F
                 removed.append(found)
             except SandboxError as error:
                 errors.append(str(error))
-    for backend, remove_rest in (("docker", docker.remove_volumes), ("bubblewrap", bubblewrap.remove_unfinished)):
+    for backend, remove_rest in (("docker", docker.remove_unfinished), ("bubblewrap", bubblewrap.remove_unfinished)):
         try:
             if backend not in unasked:
                 remove_rest()

@@ -431,7 +431,10 @@ class GuestSession:
             if "\0" in text:
                 raise ValueError("a shell's command cannot hold a zero byte")
             command = f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n"
-            data = command.encode("utf-8", "surrogateescape")
+            try:
+                data = command.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:  # half of a surrogate pair, which a model may write
+                data = command.encode("utf-8", "surrogatepass")
         else:
             data = text.encode("utf-8", "surrogatepass")
             data = len(data).to_bytes(4, "big") + data

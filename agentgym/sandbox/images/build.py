@@ -33,7 +33,7 @@ WAYS = ("auto", "registry", "packages")
 TAG = re.compile(r"agentgym/([a-z0-9][a-z0-9-]*):([0-9a-f]{12})")  # of an image that was built here or on a client
 LAYER = "layer"  # how an image with a base is built
 BYTES = "AGENTGYM_SANDBOX_IMAGES"  # that all root folders may take; by default half of their disk
-FORMAT = 1  # of what this file and `debian.py` make; another number makes every image anew
+FORMAT = 2  # of what this file and `debian.py` make; another number makes every image anew
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def recipe(image: str, above: tuple[Path, ...] = ()) -> Recipe:
     digest = hashlib.sha256(f"{FORMAT} {platform.machine()}{f' {base.tag}' if base else ''}".encode())
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not (base and p == folder / layers.BASE)):
         content = path.read_bytes()
-        digest.update(f"\n{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+        runs = " +x" if path.stat().st_mode & 0o111 else ""
+        digest.update(f"\n{path.relative_to(folder).as_posix()} {len(content)}{runs}\n".encode() + content)
     return Recipe(name, folder, digest.hexdigest()[:12], base)
 
 
@@ -357,7 +358,7 @@ def base_of(dockerfile: Path) -> str:
 
 @contextmanager
 def _work(place: Path) -> Iterator[Path]:
-    work = place.parent / f"{place.name}.part"
+    work = place.parent / f"{place.name}{shelf.PART}"
     try:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -395,7 +396,7 @@ def _publish(root: Path, what: Recipe, way: str) -> None:
 def _locked(say: Callable[[str], None], folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        lock = (folder / shelf.LOCK).open("w")
     except OSError as error:
         raise SandboxError(f"{folder} cannot be written to: {error}; XDG_CACHE_HOME names another place") from error
     with lock:

@@ -17,6 +17,8 @@ from agentgym.sandbox.api import MEGABYTE, SandboxError
 
 RECORD = "image.json"
 _DIGEST = re.compile(r"[0-9a-f]{12}")
+LOCK = "lock"  # beside the images of a name
+PART = ".part"  # ending of a folder that is being made
 _GOING = ".going"  # ending of a folder that is being removed
 
 
@@ -64,6 +66,8 @@ def evict(
     """
     for rest in folder.glob(f"*/*{_GOING}"):
         shutil.rmtree(rest, ignore_errors=True)
+    for rest in folder.glob(f"*/*{PART}"):
+        _remove_unfinished(rest)
     found = {place: read(place) for place in folder.glob("*/*") if _DIGEST.fullmatch(place.name)}
     images = {place: record for place, record in found.items() if record is not None}
     taken, stay = sum(record["bytes"] for record in images.values()), {keep}
@@ -79,6 +83,13 @@ def evict(
             taken -= images.pop(oldest)["bytes"]
         else:
             stay.add(oldest)
+
+
+def _remove_unfinished(work: Path) -> None:
+    """Remove what a build that was killed left. A build holds the lock of its name."""
+    with suppress(OSError), (work.parent / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _tag(place: Path) -> str:

@@ -29,9 +29,9 @@ VANISHED_SECONDS = 30.0  # after which a silent server's machine counts as gone
 class HandshakeRefused(Exception):
     """The server refused the WebSocket handshake."""
 
-    def __init__(self, status: int, why: str):
+    def __init__(self, status: int, why: str, code: str = ""):
         super().__init__(why)
-        self.status = status
+        self.status, self.code = status, code
 
 
 class BlockingWebSocket:
@@ -76,7 +76,7 @@ class BlockingWebSocket:
             with contextlib.suppress(OSError):  # a part of the body is enough
                 while size.isdigit() and len(body) < min(int(size), _LARGEST_HEAD):
                     body += self._take(until)
-            raise HandshakeRefused(status, said_in(body) or f"it answered {status}")
+            raise HandshakeRefused(status, said_in(body) or f"it answered {status}", said_in(body, "code"))
         self._frames.buffer += body
 
     def send(self, text: str, until: float) -> None:
@@ -149,8 +149,8 @@ def dial(url: str, tls: ssl.SSLContext | None, until: float) -> socket.socket:
     return connected
 
 
-def said_in(body: bytes) -> str:
-    """The message in a refusal's body, {"error": {"message"}}; "" if there is none."""
+def said_in(body: bytes, part: str = "message") -> str:
+    """The message or the code in a refusal's body, {"error": {"message", "code"}}; "" if there is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(body)["error"]["message"])
+        return str(json.loads(body)["error"][part])
     return ""

@@ -100,7 +100,7 @@ class RemoteEnv(AsyncEnv):
             self._drawn = True
         self.turn = 0
         self.running = True
-        self._earned = 0.0
+        self._earned, self._earned_by = 0.0, {}
         return observation, info
 
     async def step(self, action: Action) -> Step:  # type: ignore[override]

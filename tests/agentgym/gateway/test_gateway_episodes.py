@@ -269,6 +269,22 @@ def test_mask_honours_what_the_engine_knows_and_marks_the_tokens(tmp_path):
     run(go())
 
 
+def test_each_of_n_answers_has_a_seed_of_its_own(tmp_path):
+    seeds = []
+
+    class Seen(ToyModel):
+        async def answer(self, call, episode, told):
+            seeds.append(call.used.get("seed"))
+            return await super().answer(call, episode, told)
+
+    async def go():
+        async with agent_of(tmp_path, Seen(), seed=None) as agent:
+            await agent.chat(n=3, seed=7)
+
+    run(go())
+    assert sorted(seeds) == [7, 8, 9]
+
+
 def test_without_training_all_settings_are_honoured(tmp_path):
     async def go():
         model = ToyModel()

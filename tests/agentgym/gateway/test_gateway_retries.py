@@ -247,6 +247,27 @@ def test_the_sdks_own_retries_after_an_error_are_one_call(tmp_path):
     run(go())
 
 
+def test_a_retry_after_an_error_does_not_get_the_answer_of_an_equal_request(tmp_path):
+    class Failing(ToyModel):
+        """A double of a fault that passes, at the second request."""
+
+        tries = 0
+
+        async def answer(self, call, episode, told):
+            self.tries += 1
+            if self.tries == 2:
+                raise RuntimeError("a fault that passes")
+            return await super().answer(call, episode, told)
+
+    async def go():
+        async with agent_of(tmp_path, Failing(), retries=2) as agent:
+            first, second = await agent.chat(), await agent.chat()
+            assert first.id != second.id
+            assert len(agent.calls) == agent.episode.turns == 2
+
+    run(go())
+
+
 # ---- the rules, by any order of events
 
 

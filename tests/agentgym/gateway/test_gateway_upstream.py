@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 from aiohttp import web
-from gateway_cases import HELLO, agent_of, post, run
+from gateway_cases import HELLO, agent_of, post, run, serving
 
 from agentgym.cli import main as agentgym
 from agentgym.evaluate.serving import serve_model
@@ -121,6 +121,52 @@ def test_streams_are_passed_on_as_they_come_with_thoughts_and_tool_calls(tmp_pat
             assert answer.content[-1].input == {"n": 1}
             assert answer.usage.input_tokens == 9
             assert agent.calls[0].answer.message["tool_calls"][0]["function"]["arguments"] == '{"n": 1}'
+
+    run(go())
+
+
+def test_tool_calls_without_ids_get_some_and_are_read_from_the_record(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    endpoint = Endpoint(completion({"role": "assistant", "content": None, "tool_calls": [call, call]}, "tool_calls"))
+
+    async def go():
+        async with endpoint.engine() as engine:
+            async with agent_of(tmp_path, engine) as agent:
+                answer = await agent.chat()
+                ids = [each.id for each in answer.choices[0].message.tool_calls]
+                assert len({*ids}) == 2
+                assert all(id.startswith("call_") for id in ids)
+            async with serving(tmp_path, engine) as again:
+                (read,) = again.episodes["e"].tree.calls.values()
+                assert [each["id"] for each in read.answer.message["tool_calls"]] == ids
+
+    run(go())
+
+
+def test_a_client_that_wants_no_logprobs_costs_none(tmp_path):
+    tokens = {"token_ids": [5], "logprobs": {"content": [{"token": "4", "logprob": -0.5}]}}
+    told = {**completion({"role": "assistant", "content": "4"}, **tokens), "prompt_token_ids": [1, 2]}
+    endpoint = Endpoint(told, owner="vllm")
+
+    async def go():
+        async with endpoint.engine() as engine, agent_of(tmp_path, engine) as agent:
+            answer = await agent.chat(logprobs=False)
+            assert answer.choices[0].logprobs is None
+            assert agent.calls[0].tokens().completion_ids == [5]
+
+    run(go())
+    assert endpoint.asked[0][1]["logprobs"] is True
+
+
+def test_an_engine_that_cannot_count_is_told_in_the_protocol_s_form(tmp_path):
+    endpoint = Endpoint(500, owner="vllm")
+
+    async def go():
+        async with endpoint.engine() as engine, agent_of(tmp_path, engine) as agent:
+            url = f"{agent.gateway.url}/v1/messages/count_tokens"
+            status, answer = await post(url, {"model": "big", "messages": HELLO}, agent.key)
+            assert (status, answer["type"]) == (502, "error")
+            assert "does not count" in answer["error"]["message"]
 
     run(go())
 

@@ -75,6 +75,14 @@ class TestPaths:
         (other / "packages.txt").write_text(PACKAGES + "git\n")
         assert images.recipe(str(other)).place != recipe.place
 
+    def test_the_image_depends_on_which_files_can_be_run(self, folder):
+        tool = folder / "files" / "tool"
+        tool.parent.mkdir()
+        tool.write_text("true")
+        before = images.recipe(str(folder)).place
+        tool.chmod(0o755)
+        assert images.recipe(str(folder)).place != before
+
     def test_a_relative_path(self, folder, monkeypatch):
         monkeypatch.chdir(folder.parent)
         assert images.recipe("./Repo_1") == images.recipe(str(folder))

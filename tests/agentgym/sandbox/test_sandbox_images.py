@@ -266,13 +266,15 @@ class TestWithDocker:
         from agentgym.sandbox.backends.docker import open_docker
 
         base = TAG_OF_PYTHON
-        (folder / "Dockerfile").write_text(f"FROM {base}\nCOPY packages.txt /made-here\nRUN echo ran >>/made-here\n")
+        lines = "COPY packages.txt /made-here\nRUN echo ran >>/made-here && mkdir -p /srv/dev && touch /srv/dev/kept\n"
+        (folder / "Dockerfile").write_text(f"FROM {base}\n{lines}")
         said = []
         try:
             built = images.build("tiny", say=said.append)
             assert (built.way, built.tag, built.fresh) == ("registry", images.docker_tag("tiny"), True)
             assert any(f"{base} is at hand" in line for line in said)
             assert (images.rootfs("tiny") / "made-here").read_text() == TINY + "ran\n"
+            assert (images.rootfs("tiny") / "srv/dev/kept").exists(), "of /dev alone nothing is copied"
             assert not images.build("tiny").fresh
             box = open_docker(SandboxSpec(image="tiny"), "test-images")
             assert box.read("/made-here").decode() == TINY + "ran\n"

@@ -1,5 +1,6 @@
 """Images in layers: a folder with a `base`. Built from packages and the package index; on both back ends, and on a server."""
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -175,6 +176,14 @@ class TestTheLeastRecentlyUsedGo:
         box.close()
         images.shelf.evict(cache, 1, cache, lambda tag: "top" in tag, said.append)
         assert left() == {"middle", "bottom"}, "docker has a container of the second"
+
+    def test_what_a_killed_build_left_goes_and_what_a_build_makes_stays(self, cache):
+        for name in ("dead", "running"):
+            (cache / name / "0123456789ab.part").mkdir(parents=True)
+        with (cache / "running" / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            images.shelf.evict(cache, 1 << 60, cache, lambda tag: True)
+        assert [place.parent.name for place in cache.glob("*/*.part")] == ["running"]
 
     def test_use_is_what_counts_and_not_age(self, cache, left, tmp_path):
         for number, name in enumerate(("one", "two", "three")):

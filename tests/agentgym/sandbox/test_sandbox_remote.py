@@ -17,9 +17,10 @@ from hostile_programs import PROGRAMS
 from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
+from agentgym.sandbox.api import SandboxesInUse
 from agentgym.sandbox.backends import select as backends
 from agentgym.sandbox.backends.remote import open_remote
-from agentgym.sandbox.backends.select import sandboxes
+from agentgym.sandbox.backends.select import Health, sandboxes
 from agentgym.service.client.blocking_websocket import BlockingWebSocket
 
 SPEC = SandboxSpec(memory=128 << 20, disk=8 << 20)
@@ -195,7 +196,7 @@ class TestLimits:
         run = os.environ["AGENTGYM_RUN"]
         with SandboxServer("--sandbox-backend", "bubblewrap", "--sandbox-total", "count=1") as small:
             held = open_remote(small.url, SPEC, run)
-            with pytest.raises(SandboxError, match="--sandbox-total"):
+            with pytest.raises(SandboxesInUse, match="--sandbox-total"):
                 open_remote(small.url, SPEC, run)
             for _ in range(2):  # whichever comes first
                 other = open_remote(f"{small.url},{server.url}", SPEC, run)
@@ -206,8 +207,9 @@ class TestLimits:
 
     def test_a_server_that_is_full_is_waited_for(self, quick):
         held = [acquire(SPEC, quick.url) for _ in range(2)]
-        with pytest.raises(SandboxError, match="all 2 sessions are in use"):
+        with pytest.raises(SandboxesInUse, match="all 2 sessions are in use"):
             open_remote(quick.url, SPEC, "tests")
+        assert Health(lambda: open_remote(quick.url, SPEC, "tests"), lambda then: True).up_since(0.0), "it answers"
         threading.Timer(0.5, held[0].close).start()
         assert acquire(SPEC, quick.url, timeout=SECONDS).exec("echo well").stdout == "well\n"
 
