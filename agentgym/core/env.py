@@ -282,11 +282,14 @@ def _counted(env: Env, outcome: Any) -> Any:
     if type(outcome) is tuple and len(outcome) == 5:  # others are refused elsewhere
         reward = outcome[1]
         if type(reward) is float or isinstance(reward, numbers.Real):
-            given = outcome[4].get(REWARDS) if isinstance(outcome[4], Mapping) else None
-            told = isinstance(given, Mapping)
-            before = {**dict.fromkeys(given if told else (), env._earned), **env._earned_by}
+            info = outcome[4] if isinstance(outcome[4], Mapping) else {}
+            told = isinstance(info.get(REWARDS), Mapping)
+            given = info[REWARDS] if told else {}
+            before = {**dict.fromkeys(given, env._earned), **env._earned_by}
+            now = {name: given.get(name, 0.0) if told else reward for name in before}
             env._earned_by = {
-                name: earned + (given.get(name, 0.0) if told else reward) for name, earned in before.items()
+                name: earned + (float(now[name]) if isinstance(now[name], numbers.Real) else 0.0)
+                for name, earned in before.items()
             }
             env._earned += float(reward)
     return outcome
