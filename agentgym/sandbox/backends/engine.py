@@ -227,7 +227,7 @@ def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
             except SandboxError:
                 tar.kill()
                 raise
-        errors.seek(max(0, errors.tell() - 4096))
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
         said = errors.read().decode(errors="replace").strip()
     if tar.returncode:
         raise SandboxError(f"{failure}: {said[-300:]}")
