@@ -16,6 +16,7 @@ from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, rewa
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, OverlongConfig
+from agent_train.data.players import earned_by, part_of, player_of
 from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory, Turn
 
 
@@ -156,6 +157,28 @@ def turn_rewards(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[flo
     rewards = fold_silent_turns(of_calls, [call.trained for call in calls])
     rewards[-1] += penalty(trajectory, algorithm.overlong)
     return rewards
+
+
+def greedy_rewards(
+    greedy: Sequence[Trajectory], groups: Sequence[Group], algorithm: AlgorithmConfig
+) -> dict[str, float | None]:
+    """Of each of the groups, which are `apart`: what the greedy episode of its task earned its player, None if that failed."""
+    played, found = {t.task_id: t for t in greedy}, dict[str, float | None]()
+    for group in groups:
+        player = player_of(group)
+        whole = played.get(group.task_id if player is None else group.task_id.removesuffix(f" {player}"))
+        if whole is None:
+            continue
+        part = whole if player is None else part_of(whole, player, algorithm.credit)
+        if whole.failed:
+            found[group.task_id] = None
+        elif part.trained_tokens:
+            found[group.task_id] = math.fsum(turn_rewards(part, algorithm))
+        elif player is None:
+            found[group.task_id] = whole.reward
+        else:  # the episode ended before the player's turn
+            found[group.task_id] = math.fsum(earned_by(turn, player, algorithm.credit) for turn in whole.turns)
+    return found
 
 
 def all_groups(rewards: Sequence[Rewards], share: float) -> list[int]:

@@ -4,12 +4,9 @@ A group of episodes becomes a group for each player, whose baseline is of that p
 of its own counts with the first of them; before its first turn, with that.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from agent_train.algorithms.selection import turn_rewards
-from agent_train.config.schema import AlgorithmConfig
 from agent_train.data.samples import TrainingSample
 from agentgym.core.trajectory import Group, Trajectory, Turn, shares
 
@@ -23,7 +20,7 @@ def apart(groups: Sequence[Group], credit: str = "own") -> list[Group]:
     for group in groups:
         players = dict.fromkeys(turn.player for t in group.trajectories for turn in t.turns if turn.player is not None)
         found += [
-            Group(f"{group.task_id} {player}", [_part(t, player, credit) for t in group.trajectories])
+            Group(f"{group.task_id} {player}", [part_of(t, player, credit) for t in group.trajectories])
             for player in players
         ] or [group]
     return found
@@ -40,32 +37,10 @@ def by_policy(
     groups_of: dict[str | None, list[Group]] = {name: [] for name in (None, *own)}
     samples_of: dict[str | None, list[TrainingSample]] = {name: [] for name in groups_of}
     for group in groups:
-        groups_of[learner_of(_player_of(group))].append(group)
+        groups_of[learner_of(player_of(group))].append(group)
     for sample in samples:
         samples_of[learner_of(sample.player)].append(sample)
     return [(name, groups_of[name], samples_of[name]) for name in groups_of]
-
-
-def greedy_rewards(
-    greedy: Sequence[Trajectory], groups: Sequence[Group], algorithm: AlgorithmConfig
-) -> dict[str, float | None]:
-    """Of each of the groups, which are `apart`: what the greedy episode of its task earned its player, None if that failed."""
-    played, found = {t.task_id: t for t in greedy}, dict[str, float | None]()
-    for group in groups:
-        player = _player_of(group)
-        whole = played.get(group.task_id if player is None else group.task_id.removesuffix(f" {player}"))
-        if whole is None:
-            continue
-        part = whole if player is None else _part(whole, player, algorithm.credit)
-        if whole.failed:
-            found[group.task_id] = None
-        elif part.trained_tokens:
-            found[group.task_id] = math.fsum(turn_rewards(part, algorithm))
-        elif player is None:
-            found[group.task_id] = whole.reward
-        else:  # the episode ended before the player's turn
-            found[group.task_id] = math.fsum(_earned(turn, player, algorithm.credit) for turn in whole.turns)
-    return found
 
 
 def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:
@@ -73,7 +48,7 @@ def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:
     return [group.trajectories[0] for group in apart([Group(trajectory.task_id, [trajectory])], credit)]
 
 
-def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
+def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
     """The episode as a player saw it, with what it earned: by `credit` its "own" rewards, the episode's ("team"), or the "difference" it made.
 
     The last is less what the episode would have earned without the player (Wolpert and Tumer 2001, 10.1142/S0219525901000188).
@@ -89,7 +64,7 @@ def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
                 (turns[-1].info if turns else metadata)["state"] = state
             turns.append(replace(turn, info=info, reward=0.0 if turns else early))
         state = turn.info.get("state")
-        earned = _earned(turn, player, credit)
+        earned = earned_by(turn, player, credit)
         if turns:
             turns[-1].reward += earned
         else:
@@ -101,9 +76,11 @@ def _part(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
     return replace(part, id=f"{part.id} {player}", task_id=f"{part.task_id} {player}")
 
 
-def _earned(turn: Turn, player: str, credit: str) -> float:
+def earned_by(turn: Turn, player: str, credit: str) -> float:
+    """What a step earned a player: its own reward, or with another `credit` the episode's."""
     return shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
 
 
-def _player_of(group: Group) -> str | None:
+def player_of(group: Group) -> str | None:
+    """The player of a group that is `apart`."""
     return next((turn.player for t in group.trajectories for turn in t.turns), None)

@@ -14,14 +14,14 @@ from ray.exceptions import RayError, RayTaskError
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
 from agent_train.algorithms.kl import adapted
-from agent_train.algorithms.selection import choose, more_groups, participants, surplus, turn_rewards
+from agent_train.algorithms.selection import choose, greedy_rewards, more_groups, participants, surplus, turn_rewards
 from agent_train.algorithms.step_advantages import mean_and_spread, with_advantages
 from agent_train.cluster.lost import LostError
 from agent_train.cluster.placement import PlacementError
 from agent_train.config.extensions import rollouts
 from agent_train.config.schema import OWN, PAST, Config
 from agent_train.config.validation import env_spec, sandbox_choice
-from agent_train.data.players import apart, by_policy, greedy_rewards
+from agent_train.data.players import apart, by_policy
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Engine, Sampling
 from agent_train.learner.actor_group import Learner

@@ -15,12 +15,13 @@ from sample_tokenizers import renderer
 from step_cases import advantages, algorithm, samples_for
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
+from agent_train.algorithms.selection import greedy_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.algorithms.turn_rewards import state_key
 from agent_train.config.compose import compose
 from agent_train.config.schema import ConfigError
 from agent_train.config.validation import validate
-from agent_train.data.players import apart, greedy_rewards, parts
+from agent_train.data.players import apart, parts
 from agent_train.data.samples import samples_of
 from agent_train.report.metrics import eval_metrics, read_metrics
 from agent_train.rollout.others import maker_of
