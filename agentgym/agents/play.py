@@ -145,7 +145,7 @@ def rewarded(turns: list[Turn], places: Sequence[int], steps: Sequence[Turn]) ->
 def actions_of(trajectory: Trajectory) -> list[Message]:
     """What the environment was given."""
     steps = trajectory.metadata.get("steps")
-    return [step["action"] for step in steps] if steps else [turn.reply for turn in trajectory.turns]
+    return [step["action"] for step in steps] if steps is not None else [turn.reply for turn in trajectory.turns]
 
 
 def _last(playing: _Playing, left: Left) -> Reply:

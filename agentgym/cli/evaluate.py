@@ -41,6 +41,8 @@ _LIMITS = {
     "answer_timeout": "answer_seconds",
     "step_timeout": "step_seconds",
 }
+_ASKING = ("system", "temperature", "max_tokens", "send_reasoning", "stream", "timeout")
+_EXTRA = ("top_p", "reasoning_effort", "stop")
 _AGENTS = ("policy", "model", "serve", "agent", "script")
 
 
@@ -206,9 +208,12 @@ def _resumed(args: argparse.Namespace) -> Suite:
     from agentgym.evaluate.budget import Prices
     from agentgym.evaluate.suite import limits_of, suite_in
 
-    fixed = (*_EXTENT, *_AGENTS, "agent_image", "kwargs", "task", "suite", "out")
-    if asked := args.envs or [_option(name) for name in fixed if getattr(args, name)]:
-        raise UsageError(f"--resume uses the options stored in the folder: leave out {asked[0]}")
+    of_agents = (*_AGENTS, "agent_image", "agent_kwargs", "base_url", "extra", "request_retries", "name")
+    fixed = (*_EXTENT, *of_agents, "kwargs", "task", "suite", "out")
+    asked = args.envs or [_option(name) for name in fixed if getattr(args, name)]
+    if asked := asked or [_option(name) for name in _given(args, (*_ASKING, *_EXTRA))]:
+        told = f"leave out {asked[0]}, or repeat the whole command with --out {args.resume} in place of --resume"
+        raise UsageError(f"--resume uses the options stored in the folder: {told}")
     find_modules(args.resume)
     suite = suite_in(args.resume)
     limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
@@ -226,10 +231,10 @@ def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
     from agentgym.agents.programs import plays_episodes
 
     entries = [{"policy": policy} for policy in args.policy or () if policy != "chat"]
-    asking = _given(args, ("system", "temperature", "max_tokens", "send_reasoning", "stream", "timeout"))
+    asking = _given(args, _ASKING)
     if args.request_retries is not None:
         asking["retries"] = args.request_retries
-    if extra := args.extra | _given(args, ("top_p", "reasoning_effort", "stop")):
+    if extra := args.extra | _given(args, _EXTRA):
         asking["extra"] = extra
     models = [{"model": model, **url, **asking} for model, url in zip(args.model or (), _urls(args), strict=True)]
     models += [{"serve": folder, **asking} for folder in args.serve or ()]

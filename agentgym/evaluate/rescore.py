@@ -21,6 +21,7 @@ from agentgym.viewer.export import write_report
 
 BATCH = 512  # episodes that are in memory at a time
 _BY_ENV = ("terminated", "truncated")
+_OF_FAILURE = ("floor", "traceback", "status")  # metadata of an episode that failed
 _NO_TASK = "the environment no longer has this task"
 
 
@@ -139,7 +140,7 @@ async def _rescore_cell(
 
 def _policy(stored: Trajectory) -> ScriptedPolicy:
     replies = [Reply(action) for action in actions_of(stored)]
-    if stored.agent_failure == AGENT_FAILED:  # in place of its last action
+    if stored.agent_failure == AGENT_FAILED and replies:  # in place of its last action
         replies[-1] = replace(replies[-1], failure=AGENT_FAILED)
     # Where the loop or the policy ended the episode and not the environment, it is ended there again.
     return ScriptedPolicy(replies, "replayed" if stored.end in _BY_ENV else stored.end)
@@ -152,14 +153,17 @@ def _merged(stored: Trajectory, again: Trajectory) -> Trajectory:
     have been shown something else, or the number of turns where only these or the end differ, or None.
     """
     steps = stored.metadata.get("steps")
-    shown = [step["observation"] for step in steps] if steps else [turn.observation for turn in stored.turns]
+    shown = (
+        [step["observation"] for step in steps] if steps is not None else [turn.observation for turn in stored.turns]
+    )
     alike = len(again.turns) == len(shown) and again.end == stored.end
     other = (n for n, (was, now) in enumerate(zip(shown, again.turns, strict=False)) if was != now.observation)
     differs = None if again.failed else next(other, None if alike else len(again.turns))
-    places = [step["turn"] for step in steps] if steps else range(len(stored.turns))
-    turns = stored.turns if steps else stored.turns[: len(again.turns)]
+    places = [step["turn"] for step in steps] if steps is not None else range(len(stored.turns))
+    turns = stored.turns if steps is not None else stored.turns[: len(again.turns)]
     turns = rewarded([replace(turn, reward=0.0, info={}, step_seconds=0.0) for turn in turns], places, again.turns)
     grades = {"reward": stored.reward, "success": stored.success, "differs": differs}
+    failure = {name: again.metadata[name] for name in _OF_FAILURE if again.failed and name in again.metadata}
     return replace(
         stored,
         turns=turns,
@@ -167,7 +171,7 @@ def _merged(stored: Trajectory, again: Trajectory) -> Trajectory:
         end=again.end,
         error=again.error,
         metrics=again.metrics,
-        metadata={**stored.metadata, "rescored": grades},
+        metadata={**stored.metadata, **failure, "rescored": grades},
     )
 
 

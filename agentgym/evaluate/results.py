@@ -229,7 +229,7 @@ def results_of(
     counted = [e.usage for e in played if e.usage]
     tagged: dict[str, list[EpisodeNumbers]] = defaultdict(list)
     for e in numbers:
-        for tag in e.tags:
+        for tag in dict.fromkeys(e.tags):
             tagged[tag].append(e)
     return CellResult(
         env=env,

@@ -6,7 +6,7 @@ inside the file.
 GET api/runs                       {"runs": [RUN]}, newest first
 GET api/runs/ID                    RUN with its details: {"cells": [CELL], "results": {...} | null, "config": text | null,
                                    "versions": {...} | null, "steps": [STEP], "problems": [text]}
-GET api/runs/ID/metrics?after=N    {"records": [...], "next": M}: lines of metrics.jsonl from the N-th on
+GET api/runs/ID/metrics?after=N    {"records": [...], "next": M}: lines of metrics.jsonl from the N-th on, of M
 GET api/runs/ID/episodes?...       {"total": all, "matching": found, "rows": [ROW], "next": OFFSET | null,
                                    "indexing": share, "searching": share}; parameters below
 GET api/runs/ID/episodes/KEY       {"episode": trajectory as JSON, "row": ROW, "tokens": {"ID": "text"} | null}

@@ -50,7 +50,7 @@ def metrics(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise BadRequest(f"after is a whole number, not {text!r}")
     records = runs.get(id).metrics.updated()
-    return {"records": records[int(text) :], "next": max(int(text), len(records))}
+    return {"records": records[int(text) :], "next": len(records)}
 
 
 def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:

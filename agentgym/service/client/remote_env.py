@@ -156,6 +156,10 @@ class RemoteEnv(AsyncEnv):
 
     async def _calls(self, requests: list[Request]) -> list[Any]:
         session = self.session
+        if session is None and self._session is not None:  # it was lost since the last call
+            why = self._session.lost
+            self._leave()
+            raise SessionLost(why)
         if session is None:
             raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
         self.watch(session.server, 1)

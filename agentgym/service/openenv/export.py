@@ -119,9 +119,9 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
         "title": "".join(word.capitalize() for word in name.split("_")),
         "version": "0.1.0",
         "description": description,
-        "description_json": json.dumps(description),
-        "tags": json.dumps(list(spec.tags) or ["text"]),
-        "requirements": json.dumps(list(requirements)),
+        "description_json": json.dumps(description, ensure_ascii=False),
+        "tags": json.dumps(list(spec.tags) or ["text"], ensure_ascii=False),
+        "requirements": json.dumps(list(requirements), ensure_ascii=False),
         "kwargs_literal": repr(json.dumps(kwargs)),
         "notes": notes,
     }

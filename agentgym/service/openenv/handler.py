@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.openenv.play import Invalid, Json, Play, answer_of
+from agentgym.service.openenv.play import Invalid, Json, Play, UnknownTool, answer_of
 from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
 from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo
 from agentgym.storage.jsonl import finite, line_of, plain
@@ -117,8 +117,8 @@ class OpenEnvHandler(ProtocolHandler):
             return rpc_error(id, INVALID_PARAMS, "'arguments' must be an object")
         try:
             return rpc_result(id, self.play.call_tool(name, arguments or {}))
-        except KeyError:
-            return rpc_error(id, INVALID_PARAMS, f"Tool not found: {name:.100}")
+        except UnknownTool as error:
+            return rpc_error(id, INVALID_PARAMS, str(error))
         except Refused:
             raise
         except Exception as error:  # the environment's own error: it is reported, and the session continues

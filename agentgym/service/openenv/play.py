@@ -37,6 +37,10 @@ class Invalid(ValueError):
         self.errors = [{"type": kind, "loc": list(loc), "msg": message, "input": given}]
 
 
+class UnknownTool(Exception):
+    """A tool that the environment does not have."""
+
+
 class Play:
     """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread or by `call`."""
 
@@ -111,11 +115,11 @@ class Play:
         return messages, reward, self._done, metadata
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Json:
-        """Call a tool; the first call of a session begins an episode. Raises KeyError for an unknown tool."""
+        """Call a tool; the first call of a session begins an episode."""
         if self._episode_id is None:
             self.reset({})
         if not self._has_tool(name):
-            raise KeyError(name)
+            raise UnknownTool(f"Tool not found: {name:.100}")
         messages, reward, done, metadata = self._called(name, arguments)
         return _tool_result("\n".join(map(text_of, messages)), {"reward": reward, "done": done, **metadata})
 

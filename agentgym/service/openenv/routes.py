@@ -81,6 +81,9 @@ class Line:
             except asyncio.CancelledError:
                 self.close()
                 raise
+            finally:
+                if self.closed:
+                    self._socket.close()
 
     async def _received(self) -> str:
         while (message := self._frames.next()) is None or message[0] != TEXT:
@@ -99,7 +102,12 @@ class Line:
         self.closed = True
         with contextlib.suppress(OSError):  # it is over already
             self._socket.send(encoded(CLOSE, NORMAL_CLOSE.to_bytes(2, "big"), masked=True))
-        self._socket.close()
+        if not self._asking.locked():
+            self._socket.close()
+            return
+        # The loop waits for this descriptor, which nobody else may get: `ask` wakes up and closes it.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def open_line(server: EnvServer, request: web.Request, env: str) -> Line:

@@ -151,6 +151,7 @@ class Sessions:
         self._leave_process(session)
         session.shared = None
         session.words.enter(slots.INIT)
+        session.connections = 0  # the new process counts its own
         try:
             if session.client is None:  # it has left
                 raise ConnectionError

@@ -139,8 +139,13 @@
     async read() {
       try {
         await Promise.all(this.runs.map(async (run) => {
-          const answer = await api.metrics(run.id, run.next);
-          if (answer.next <= run.next) return;
+          const from = run.next;
+          const answer = await api.metrics(run.id, from);
+          if (run.next !== from || answer.next === from) return;  // another read was faster, or there is nothing new
+          if (answer.next < from) {  // the run went back to a checkpoint: its last records are others now
+            Object.assign(run, { records: [], next: 0 });
+            return this.read();
+          }
           run.records.push(...answer.records);
           run.next = answer.next;
         }));

@@ -113,6 +113,28 @@ def test_new_grades_stand_beside_what_the_agent_said_and_took(run, tmp_path, cap
     ]
 
 
+def test_an_agent_that_played_by_itself_and_took_no_step_is_given_none(run, tmp_path, capsys):
+    (file,) = (run / "episodes").iterdir()
+    stored = list(store.read_cell(file).values())
+    for each in stored:
+        if each.task_id == "2":  # its turns are calls of its model, which the environment did not get
+            each.metadata["steps"], each.end = [], "max_turns"
+            each.turns = [replace(turn, reward=0.0, info={}) for turn in each.turns]
+    file.unlink()
+    write_jsonl(file, stored)
+    out = tmp_path / "new"
+    graded(run, capsys, "--out", str(out))
+    was, now = episodes(run)["2", 0], episodes(out)["2", 0]
+    assert (now.reward, now.end) == (0.0, "max_turns")
+    assert [turn.reply for turn in now.turns] == [turn.reply for turn in was.turns]
+
+
+def test_a_replay_that_failed_has_the_floor_of_its_environment(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Sum, "floor", -3.0)
+    graded(run, capsys, "--out", str(tmp_path / "new"), "--kwargs", '{"fails": true}', code=1)
+    assert episodes(tmp_path / "new")["4", 0].metadata["floor"] == -3.0
+
+
 def test_of_several_environments_one_alone_can_be_given_arguments(tmp_path, capsys):
     words = (
         "eval",

@@ -227,6 +227,8 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["gone.yaml"], "gone.yaml: No such file"),
         (["--resume", "gone"], "gone holds no evaluation"),
         (["--resume", "gone", "-n", "4"], "leave out --n"),
+        (["--resume", "gone", "--temperature", "0"], "leave out --temperature, or repeat the whole command with --out"),
+        (["--resume", "gone", "--base-url", "http://127.0.0.1:2"], "leave out --base-url"),
         (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),

@@ -107,7 +107,7 @@ def test_an_environment_that_reports_success_is_believed():
 def test_parts_by_tag_have_their_own_means_and_intervals():
     episodes = [
         trajectory("a", reward=1.0, tags=["algebra", "short"]),
-        trajectory("b", reward=0.0, tags=["algebra"]),
+        trajectory("b", reward=0.0, tags=["algebra", "algebra"]),
         trajectory("c", error="e: no", tags=["algebra"]),
         trajectory("d", reward=1.0, tags="geometry"),
         trajectory("e", reward=0.0),

@@ -60,6 +60,12 @@ def test_an_environment_that_no_package_has_is_copied(tmp_path):
     assert (tmp_path / "out/openenv_envs.py").read_text() == source.read_text()
 
 
+def test_a_description_may_have_any_characters(tmp_path):
+    told = 'A lake 🧊, "quoted".'
+    export_openenv(replace(spec("openenv_envs:Sum"), description=told), tmp_path / "out")
+    assert tomllib.loads((tmp_path / "out/pyproject.toml").read_text())["project"]["description"] == told
+
+
 def test_what_it_needs_besides_is_required_and_said(tmp_path):
     requirements, _ = requirements_of(spec("gymnasium:FrozenLake-v1"))
     assert "gymnasium" in requirements

@@ -1,6 +1,8 @@
 """OpenEnv's frames, answered by our side of the protocol: each kind, each error, and whatever else may come."""
 
+import asyncio
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,8 @@ from openenv_envs import AsyncSum, Counter, Sum
 
 from agentgym.core.messages import user
 from agentgym.service.openenv.handler import OpenEnvHandler
+from agentgym.service.openenv.routes import Line
+from agentgym.service.protocol.frames import Refused
 from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.protocol_handler import CallRunner
 
@@ -210,6 +214,30 @@ def test_the_methods_of_mcp():
     assert rpc(session, "openenv/session/create")["result"] == {"session_id": "s-1"}
     assert rpc(session, "openenv/session/close", session_id="s-1")["error"]["code"] == -32600
     assert ask(session, "mcp", {"method": "tools/list"})["data"]["error"]["code"] == -32600
+
+
+def test_a_key_error_of_an_environment_is_its_own():
+    class Broken(Counter):
+        def step(self, action):
+            raise KeyError("wait")
+
+    error = rpc(handler(Broken()), "tools/call", name="add", arguments={"number": 1})["error"]
+    assert (error["code"], "wait" in error["message"]) == (-32603, True)
+
+
+def test_a_line_that_is_closed_while_an_answer_is_awaited_wakes_who_awaits_it():
+    async def closed():
+        ours, theirs = socket.socketpair()
+        line = Line(ours, "s-1", "")
+        with theirs:
+            asking = asyncio.create_task(line.ask("{}"))
+            await asyncio.sleep(0.05)
+            line.close()
+            with pytest.raises(Refused, match="ended"):
+                await asyncio.wait_for(asking, 10)
+        return ours.fileno()
+
+    assert asyncio.run(closed()) == -1, "its descriptor is free"
 
 
 def test_an_environment_without_tools_has_none():
