@@ -102,6 +102,7 @@ class EngineBackend:
         try:
             completion = said.journal.answer(said.key, shared, new)
         except DivergedError:  # its calls were in another order, say: from here on it plays anew
+            said.journal.go_on(said.key)
             completion = None
         if completion is None:
             completion = await self._engine.generate(prompt.ids, sampling, said.key)

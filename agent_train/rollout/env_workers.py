@@ -188,7 +188,9 @@ async def placed_env(
     """Spread an environment over the cluster that Ray is connected to. `note` is told when a worker dies, and when it is back."""
     nodes = [float(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]  # busy or not
     count = env_workers_wanted(config, nodes)
-    workers = EnvWorkers(config, env, note, config.engine.max_concurrent * config.engine.replicas, timeline)
+    # A rollout that waits for places keeps its environments: each of those ahead, the step's and an evaluation have their own.
+    most = config.engine.max_concurrent * config.engine.servers * (config.trainer.staleness + 2)
+    workers = EnvWorkers(config, env, note, most, timeline)
     # This user's alone; in the folder that goes with the run's own Ray, even if the run is killed.
     with tempfile.NamedTemporaryFile("w", prefix="agent-train-", dir=os.environ.get("TMPDIR")) as token_file:
         token_file.write(workers.token)

@@ -42,6 +42,8 @@ class _Episode:
     reached: int = 0  # turns of the present try so far
     failed_at: set[int] = field(default_factory=set)  # what tries that failed had reached
     anew: bool = False  # it was begun anew in this start
+    # Turns and `earlier` of a try that diverged, up to there.
+    before_divergence: tuple[list[JournalTurn], int] = field(default_factory=lambda: ([], 0))
 
 
 class Journal:
@@ -105,7 +107,9 @@ class Journal:
         turn = found.turns[found.reached]
         if (turn.shared, turn.new) != (shared, new):
             self.diverged += 1
+            before = found.turns[: found.reached], min(found.earlier, found.reached)
             _forget_turns(found)
+            found.before_divergence = before
             raise DivergedError("the environment did not say what it said when the episode was played before")
         if found.reached < found.earlier and not found.failed_at:
             self.answered += 1
@@ -113,6 +117,11 @@ class Journal:
             self.retried += 1
         found.reached += 1
         return turn.completion
+
+    def go_on(self, episode: str) -> None:
+        """The try that has diverged goes on from there, with the turns before."""
+        found = self._episodes[episode]
+        found.turns, found.earlier = found.before_divergence
 
     def keep(self, episode: str, shared: int, new: list[int], completion: Completion) -> None:
         """Keep the try's next turn, and write it with the others that end in this pass of the event loop."""
@@ -193,8 +202,8 @@ def _read(path: Path) -> dict[str, _Episode]:
                     if each["turn"] == 0:
                         found[each["episode"]] = _Episode(schedule=each["schedule"])
                     turns = found.setdefault(each["episode"], _Episode()).turns
-                    if each["turn"] == len(turns):
-                        turns.append(turn)
+                    if each["turn"] <= len(turns):
+                        turns[each["turn"] :] = [turn]  # a later try went on otherwise from here
     for episode in found.values():
         episode.earlier = len(episode.turns)
     return found

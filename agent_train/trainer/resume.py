@@ -38,6 +38,7 @@ MAY_CHANGE = (
 _OWN = frozenset({"lock", "trajectories", "checkpoints", "logs", "turns"})
 _STEP_FILE = re.compile(r"(?:\w+)-(\d{6,})\.jsonl")
 _ASIDE = ".before-resume-"
+_ASIDE_NUMBER = re.compile(re.escape(_ASIDE) + r"(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def go_back(opened: OpenRun, config: Config, command: Sequence[str], lost: str |
         raise ConfigError(
             f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"
         )
-    number = 1 + max((int(path.name.rpartition(_ASIDE)[2]) for path in run.path.rglob(f"*{_ASIDE}*")), default=0)
+    # A crash may leave an unfinished copy, whose name goes on.
+    aside = (_ASIDE_NUMBER.search(path.name) for path in run.path.rglob(f"*{_ASIDE}*"))
+    number = 1 + max((int(found[1]) for found in aside if found), default=0)
     cut = _set_aside(run, checkpoint, number)
     resumed = {"step": checkpoint.step if checkpoint else None, "lost": lost, **versions(command)}
     _write_settings_again(run, config, resumed, number)

@@ -103,6 +103,27 @@ def test_what_is_cut_anywhere_has_all_turns_of_a_pass_or_none_and_can_be_gone_on
     assert read(path, *"abc") == [[*found["a"], turn(5)], found["b"], found["c"]]
 
 
+def test_a_try_that_diverges_and_goes_on_is_read_as_it_went_on(tmp_path):
+    """What an agent asks that plays by itself: its calls were in another order."""
+    path = tmp_path / "a"
+    written(path, [[("e", turn(0))], [("e", turn(1))]])
+
+    async def go_on():
+        with Journal(path, refuse) as journal:
+            journal.begin("e", 4)
+            assert journal.answer("e", *turn(0)[:2]) == turn(0)[2]
+            with pytest.raises(DivergedError):
+                journal.answer("e", 0, [9])
+            journal.go_on("e")
+            for number in (9, 10):
+                assert journal.answer("e", 0, [number]) is None
+                journal.keep("e", *turn(number))
+                await asyncio.sleep(0)
+
+    asyncio.run(go_on())
+    assert read(path, "e") == [[turn(0), turn(9), turn(10)]]
+
+
 def test_a_turn_is_on_disk_when_the_event_loop_has_passed(tmp_path):
     async def keep():
         with Journal(tmp_path / "a", refuse) as journal:

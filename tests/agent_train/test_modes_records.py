@@ -213,6 +213,12 @@ def test_the_episodes_of_a_run_are_imitated(run):
         read_examples(run, "sft", min_reward=2)
 
 
+def test_an_episode_with_an_empty_answer_is_left_out(run):
+    write_jsonl(run / "episodes" / "toy@me.jsonl", [episode("c", 1.0, "")])
+    assert len(read_examples(run, "sft")) == 4
+    assert len(read_examples(run, "kto")) == 4
+
+
 @pytest.mark.parametrize("form", ["dpo", "rm"])
 def test_the_best_episode_of_a_task_is_preferred_to_its_worst(run, form):
     (pair,) = read_examples(run, form)

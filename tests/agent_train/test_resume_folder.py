@@ -129,6 +129,13 @@ def test_a_run_that_is_resumed_twice_reads_as_one(config):
     assert viewed.problems == []
 
 
+def test_what_a_kill_left_of_setting_aside_does_not_count(config):
+    run = trained(config, range(1, 3))
+    (run.folder.path / ".metrics.jsonl.before-resume-7.4242.tmp").write_text("")
+    (run.folder.path / "metrics.jsonl.before-resume-3.gz").write_text("")
+    assert steps_of(trained(config, range(3, 5)).folder) == [1, 2, 3, 4]
+
+
 def test_a_run_without_a_checkpoint_starts_over_and_loses_nothing(config):
     trained(config, range(1, 4), every=100)
     run = opened(config)

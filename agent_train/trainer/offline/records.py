@@ -216,9 +216,13 @@ def _whole(name: str, prompt: list[Message], said: list[Message], tools: list[di
     if not prompt:
         raise DataError(f"{name}: nothing comes before the assistant's first message")
     for number, message in enumerate(said, start=len(prompt) + 1):
-        if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+        if message["role"] == "assistant" and not _says(message):
             raise DataError(f"{name}: message {number}: content: is empty")
     return Conversation("", prompt, said, tools)
+
+
+def _says(message: Message) -> bool:
+    return bool(message.get("content") or message.get("tool_calls"))
 
 
 def _need(record: Record, name: str) -> Any:
@@ -265,8 +269,12 @@ def _tools(record: Record) -> list[dict[str, Any]]:
 
 
 def _of_episodes(episodes: Episodes, form: str, min_reward: float | None) -> list[Example]:
-    """Examples of stored episodes, of each player apart. Failed ones have no reward and are left out."""
-    played = [(where, part) for where, e in episodes if not e.failed for part in parts(e) if part.turns]
+    """Examples of stored episodes, of each player apart.
+
+    Failed ones have no reward and are left out, and so are those in which a reply is empty.
+    """
+    whole = [(where, part) for where, e in episodes if not e.failed for part in parts(e) if part.turns]
+    played = [(where, part) for where, part in whole if all(map(_says, (turn.reply for turn in part.turns)))]
     if form in ("dpo", "rm"):
         return _best_and_worst(played)
     spoken = [(_played(where, e), e) for where, e in played]

@@ -39,17 +39,25 @@ def record_of(address: Address) -> dict[str, Any]:
         if told + RECORD_SECONDS > time.monotonic():
             return record
         try:
-            known = records_at(address)
+            record = _record_at(address)
         except Unavailable:
             if not record:
                 raise
             # An environment may well be made while its servers are away: its first episode waits for them.
-            known = {address.env: record}
-        if address.env not in known:
-            hint = instead(address.env, known)
-            raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
-        known_records[address] = time.monotonic(), known[address.env]
-        return known[address.env]
+        known_records[address] = time.monotonic(), record
+        return record
+
+
+def _record_at(address: Address) -> dict[str, Any]:
+    with contextlib.suppress(NotFound):  # the others that are served may take long to make
+        answer = ask(address, address.path)
+        if isinstance(answer, dict) and answer.get("id") == address.env:
+            return answer
+    known = records_at(address)
+    if address.env not in known:
+        hint = instead(address.env, known)
+        raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
+    return known[address.env]
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:

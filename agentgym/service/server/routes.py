@@ -9,7 +9,7 @@ from aiohttp import web
 from agentgym.service.openenv import routes as openenv
 from agentgym.service.openenv.schemas import SCHEMAS
 from agentgym.service.protocol import sandbox_frames, schemas
-from agentgym.service.protocol.frames import NAME, text_of_json
+from agentgym.service.protocol.frames import NAME, Refused, text_of_json
 from agentgym.service.protocol.sandbox_frames import PATH, SERVED
 from agentgym.service.server.http_connections import refusal
 from agentgym.service.server.metrics import CONTENT_TYPE, Memory, exposition
@@ -67,7 +67,7 @@ class Routes:
         return _json(schemas.protocol() | (SCHEMAS if self._server.settings.envs else {}))
 
     async def envs(self, _: web.Request) -> web.Response:
-        return _json({"envs": [await self._about(id) for id in self._server.settings.envs]})
+        return _json({"envs": [await self._about_or_error(id) for id in self._server.settings.envs]})
 
     async def env(self, request: web.Request) -> web.Response:
         return _json(await self._about(self._env_id(request)))
@@ -99,6 +99,13 @@ class Routes:
             served = ", ".join(self._server.settings.envs) or "none"
             raise web.HTTPNotFound(text=f"no environment {id!r} here; there are {served}")
         return id
+
+    async def _about_or_error(self, id: str) -> dict[str, Any]:
+        """One that cannot be made in time, or whose making kills its process, does not hide the others."""
+        try:
+            return await self._about(id)
+        except Refused as refused:
+            return {"id": id, "error": str(refused)}
 
     async def _about(self, id: str) -> dict[str, Any]:
         spec = self._server.settings.envs[id]

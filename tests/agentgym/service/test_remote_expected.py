@@ -139,8 +139,13 @@ def test_a_spec_is_held_to_what_its_servers_make_now() -> None:
 
 def test_many_that_are_made_at_once_ask_once_and_need_no_server_later(monkeypatch: pytest.MonkeyPatch) -> None:
     server, asked = FaultyServer(spec("frozen_lake")), []
-    real = lookup.records_at
-    monkeypatch.setattr(lookup, "records_at", lambda address: (asked.append(address), real(address))[1])
+    real = lookup.ask
+
+    def ask(address: Any, path: str, *more: Any) -> Any:
+        asked.extend([path] if path == address.path else [])
+        return real(address, path, *more)
+
+    monkeypatch.setattr(lookup, "ask", ask)
     made: list[Any] = []
     with running(server):
         threads = [threading.Thread(target=lambda: made.append(agentgym.make(server.url))) for _ in range(16)]
