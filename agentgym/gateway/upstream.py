@@ -87,8 +87,8 @@ class Upstream:
         if "reasoning" in message:
             message["reasoning_content"] = message.pop("reasoning")
         stop = choice.get("stop_reason")
-        asked_for = call.used.get("logprobs") not in (None, False)
-        more = {"logprobs": choice.get("logprobs")} if asked_for else {}
+        wanted = call.used.get("logprobs")  # 0 asks for them, too
+        more = {} if wanted is None or wanted is False else {"logprobs": choice.get("logprobs")}
         reason = reply.finish_reason or "stop"
         stopped = stop if isinstance(stop, str) else None  # else the id of a token
         return ModelAnswer(message, _tokens(record, reason), reply.usage, reason, stopped, more)
