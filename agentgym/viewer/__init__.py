@@ -11,7 +11,8 @@ GET api/runs/ID/episodes?...       {"total": all, "matching": found, "rows": [RO
                                    "indexing": share, "searching": share}; parameters below
 GET api/runs/ID/episodes/KEY       {"episode": trajectory as JSON, "row": ROW, "tokens": {"ID": "text"} | null}
 GET api/compare?a=ID&b=ID          what `agentgym compare --json` prints
-GET api/events?run=ID              server-sent events while a run grows: {"run": ID, "episodes": count, "metrics": count, "live": bool}
+GET api/events?run=ID              server-sent events while a run grows: {"run": ID, "episodes": count, "metrics": count,
+                                      "rewritten": times that metrics.jsonl was written anew, "live": bool}
 
 RUN  {"id", "name", "path", "kind": "evaluation" | "training", "created", "updated" (unix seconds), "live": bool, "episodes",
       "errors", "headline": {"label", "value", "low", "high"} | null, "envs": [...], "agents": [...], "problem": text | null

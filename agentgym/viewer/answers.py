@@ -87,7 +87,8 @@ def growth(runs: Runs, id: str) -> dict[str, Any]:
     """The event of a run's growth: how much there is, and whether more may come."""
     run = _advanced(runs, id)
     count = sum(file.episodes for file in run.files.values())
-    return {"run": run.id, "episodes": count, "metrics": len(run.metrics.updated()), "live": is_live(run)}
+    metrics = {"metrics": len(run.metrics.updated()), "rewritten": run.metrics.generation}
+    return {"run": run.id, "episodes": count, **metrics, "live": is_live(run)}
 
 
 def compare(runs: Runs, given: Mapping[str, str]) -> dict[str, Any]:

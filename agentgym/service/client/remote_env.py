@@ -159,7 +159,7 @@ class RemoteEnv(AsyncEnv):
         if session is None and self._session is not None:  # it was lost since the last call
             why = self._session.lost
             self._leave()
-            raise SessionLost(why)
+            raise SessionLost(f"{why}; call reset() before anything else")
         if session is None:
             raise RuntimeError(f"{self.address}: no session is open; call reset() before anything else")
         self.watch(session.server, 1)
