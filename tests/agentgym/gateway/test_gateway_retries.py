@@ -227,20 +227,23 @@ def test_an_idempotency_key_alone_says_which_request_is_which(tmp_path):
     run(go())
 
 
+class Failing(ToyModel):
+    """A double of a fault that passes: the engine fails at one try."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.tries = at, 0
+
+    async def answer(self, call, episode, told):
+        self.tries += 1
+        if self.tries == self.at:
+            raise RuntimeError("a fault that passes")
+        return await super().answer(call, episode, told)
+
+
 def test_the_sdks_own_retries_after_an_error_are_one_call(tmp_path):
-    class Failing(ToyModel):
-        """A double of a fault that passes."""
-
-        tries = 0
-
-        async def answer(self, call, episode, told):
-            self.tries += 1
-            if self.tries == 1:
-                raise RuntimeError("a fault that passes")
-            return await super().answer(call, episode, told)
-
     async def go():
-        async with agent_of(tmp_path, Failing(), retries=2) as agent:
+        async with agent_of(tmp_path, Failing(at=1), retries=2) as agent:
             assert (await agent.chat()).choices
             assert len(agent.calls) == agent.episode.turns == 1
 
@@ -248,19 +251,8 @@ def test_the_sdks_own_retries_after_an_error_are_one_call(tmp_path):
 
 
 def test_a_retry_after_an_error_does_not_get_the_answer_of_an_equal_request(tmp_path):
-    class Failing(ToyModel):
-        """A double of a fault that passes, at the second request."""
-
-        tries = 0
-
-        async def answer(self, call, episode, told):
-            self.tries += 1
-            if self.tries == 2:
-                raise RuntimeError("a fault that passes")
-            return await super().answer(call, episode, told)
-
     async def go():
-        async with agent_of(tmp_path, Failing(), retries=2) as agent:
+        async with agent_of(tmp_path, Failing(at=2), retries=2) as agent:
             first, second = await agent.chat(), await agent.chat()
             assert first.id != second.id
             assert len(agent.calls) == agent.episode.turns == 2
