@@ -33,9 +33,9 @@ def supervised(command: Sequence[str], stdin: bool = False) -> list[str]:
     """The command line that runs a command until this process ends, with default handling of every signal.
 
     A supervisor process starts it in a new session. When the command or this process ends, or the supervisor gets SIGTERM,
-    the command and its descendants get SIGTERM, and SIGKILL after `STOP_SECONDS`. The supervisor ends as the command did, with
-    the same exit code or signal. If it is killed itself, the kernel kills the command (Linux only). The command reads nothing, or
-    with `stdin` what the supervisor is given.
+    the command's process group gets SIGTERM. Once it has ended, or after `STOP_SECONDS`, all its descendants get SIGKILL. The
+    supervisor ends as the command did, with the same exit code or signal. If it is killed itself, the kernel kills the command
+    (Linux only). The command reads nothing, or with `stdin` what the supervisor is given.
     """
     how = "feed" if stdin else "supervise"
     return [sys.executable, "-I", "-S", __file__, how, str(os.getpid()), *command]
@@ -59,13 +59,29 @@ def _supervise(parent: int, command: Sequence[str], stdin: int | None) -> int:
     child = subprocess.Popen(command, stdin=stdin, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
     while child.poll() is None and os.getppid() == parent and not stopped:
         time.sleep(_POLL_SECONDS)
-    for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(patience)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGTERM)
+    end = time.monotonic() + STOP_SECONDS
+    while (child.poll() is None or _group_lives(child.pid)) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    child.kill()
+    child.wait()
     end_children()
     return child.returncode
+
+
+def _group_lives(group: int) -> bool:
+    """Whether a process of the group of a command that was waited for has not ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:

@@ -78,6 +78,15 @@ def test_descendants_end_with_the_command():
 
 
 @LINUX
+def test_descendants_may_clean_up_after_the_command_has_ended(tmp_path):
+    clean = "trap 'sleep 0.3; echo cleaned > done; exit' TERM; touch ready; while :; do sleep 0.02; done"
+    command = 'sh -c "$0" & while [ ! -e ready ]; do sleep 0.02; done'
+    done = subprocess.run(supervised(["sh", "-c", command, clean]), check=False, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "done").read_text() == "cleaned\n"
+
+
+@LINUX
 def test_a_command_dies_with_a_supervisor_that_is_killed():
     with parent_of(COMMAND + "time.sleep(90)") as (_, supervisor, pids):
         os.kill(supervisor, signal.SIGKILL)
