@@ -12,7 +12,7 @@ from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import Results
-from agentgym.evaluate.run import results_in
+from agentgym.evaluate.run import LABELS, labels_of, results_in
 from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import Reply, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
@@ -116,6 +116,9 @@ async def _rescore_cell(
 
         def keep(trajectory: Trajectory, before: Mapping[tuple[str, int], Trajectory] = before) -> None:
             graded = _merged(before[trajectory.task_id, trajectory.sample], trajectory)
+            if trajectory.task_id in tasks:
+                kept = {name: value for name, value in graded.metadata.items() if name not in LABELS}
+                graded.metadata = kept | labels_of(tasks[trajectory.task_id])
             store.append(cell, graded)
             on_end(cell, graded)
 

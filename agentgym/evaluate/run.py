@@ -36,6 +36,7 @@ from agentgym.viewer.export import write_report
 if TYPE_CHECKING:
     from agentgym.evaluate.display import LiveDisplay
 
+LABELS = ("tags", "difficulty", "expected")  # metadata that an episode has from its task
 LONGEST_EXPECTED = 2000
 MOST_REFUSALS = 3  # episodes of an agent in a row whose key is refused; then the run is stopped
 _ASKING = ("chat", "python", "playing")  # kinds of agents that use tokens
@@ -290,7 +291,7 @@ class _Evaluation:
         for policy in tries:
             self._tries_of.pop(id(policy), None)
         calls = calls_of(tries)
-        trajectory.metadata |= _labels(part.tasks[trajectory.task_id])
+        trajectory.metadata |= labels_of(part.tasks[trajectory.task_id])
         if calls is not None:
             trajectory.metadata["calls"] = vars(calls)
         usage = usage_of(trajectory)
@@ -402,7 +403,7 @@ def _played_cell(cell: Cell, make_policy: MakePolicy | None) -> _PlayedCell:
     return _PlayedCell(cell, held(cell.env), make_policy, found, known)
 
 
-def _labels(task: Task) -> dict[str, Any]:
+def labels_of(task: Task) -> dict[str, Any]:
     """The labels that results are grouped by, and the expected answer; of a long one, the start of its JSON."""
     named = {name: task.metadata.get(name) for name in ("tags", "difficulty")}
     labels = {name: label for name, label in named.items() if label not in (None, [], ())}

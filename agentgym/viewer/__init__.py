@@ -28,8 +28,8 @@ CELL {"name", "env", "agent", "split", "planned" (episodes) | null, "episodes", 
 STEP {"cell": "eval-000010", "step": 10, "kind": "eval" | "train"}: a file of trajectories of a training run
 A share is a number from 0 to 1, and below 1 the answer covers the part read so far: ask again later. An episode's
 `turns[i].tokens` is as stored: a turn's prompt is the first `shared` ids of the call before (its prompt and completion), or
-of the call number `of`, and then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logprobs` and `versions`. A call is a turn or one of
-the `summaries`, each of which lies before the turn with the index `turn`.
+of the call number `of`, and then `new_prompt_ids`; `completion_ids`, which alone are trained on, have `logprobs` and `versions`. A turn that is
+not trained on says why in `unusable`. A call is a turn or one of the `summaries`, each of which lies before the turn with the index `turn`.
 
 Parameters of episodes, all optional: cell, outcome (success | failure | error), end, cause, reward_min, reward_max, turns_min,
 turns_max, tokens_min, tokens_max, tag, finish (a finish reason of an answer), text (in any message, without case), sort (stored | reward | turns | tokens | seconds | task), order

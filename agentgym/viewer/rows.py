@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
+from agentgym.core import agent_failure
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, cause_in, finishes_of, results_of
 from agentgym.evaluate.statistics import ClusteredMean
 
@@ -40,6 +41,8 @@ class EpisodeRow:
     given: str | None = None
     superseded: bool = False
     rewards: Mapping[str, float] | None = None
+    agent_failure: str | None = None
+    floor: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -66,6 +69,7 @@ def row_of(record: Any, start: int, size: int) -> EpisodeRow:
     error = None if record.get("error") is None else str(record["error"])
     expected, given = _answers(turns, metadata)
     difficulty, tags = metadata.get("difficulty"), metadata.get("tags") or []
+    broken = _object(turns[-1].get("info")).get(agent_failure.KEY) if turns and end != "error" else None
     return EpisodeRow(
         start=start,
         size=size,
@@ -87,6 +91,8 @@ def row_of(record: Any, start: int, size: int) -> EpisodeRow:
         expected=expected,
         given=given,
         rewards={intern(name): number(value) or 0.0 for name, value in _object(record.get("rewards")).items()} or None,
+        agent_failure=intern(broken) if isinstance(broken, str) else None,
+        floor=number(metadata.get("floor")) or 0.0,
     )
 
 
@@ -208,13 +214,15 @@ def episode_numbers(row: EpisodeRow) -> EpisodeNumbers:
         cause=row.cause,
         end=row.end,
         reward=row.reward or 0.0,
-        success=row.success or 0.0,
+        success=min(max(row.success or 0.0, 0.0), 1.0),
         turns=row.turns,
         seconds=row.seconds or 0.0,
         usage={} if row.tokens is None else {"completion_tokens": row.tokens},
         cost=row.cost,
         tags=row.tags,
         difficulty=row.difficulty,
+        agent_failure=row.agent_failure,
+        floor=row.floor,
         finishes=row.finishes,
         rewards=row.rewards,
     )

@@ -19,19 +19,20 @@
     return written(text.replaceAll("\r", "␍").replaceAll("\n", "⏎\n"));
   }
 
-  // The tokens of a turn: {"prompt": ids not seen before, "shared": count, "sampled": [{id, logprob, version}]}
+  // The tokens of a turn: {"all": [token], "prompt": count of ids not seen before, "shared": count, "sampled": [token]}.
+  // `unusable` says why a sampled token is not trained on.
   function tokensOf(turn) {
     const stored = turn.tokens;
     if (!stored) return null;
     const ids = stored.completion_ids || [];
-    const sampled = ids.map((id, i) => ({ id, logprob: (stored.logprobs || [])[i], version: (stored.versions || [])[i], trained: true }));
-    const prompt = (stored.new_prompt_ids || stored.prompt_ids || []).map((id) => ({ id, trained: false }));
+    const sampled = ids.map((id, i) => ({ id, logprob: (stored.logprobs || [])[i], version: (stored.versions || [])[i], sampled: true, unusable: turn.unusable }));
+    const prompt = (stored.new_prompt_ids || stored.prompt_ids || []).map((id) => ({ id, sampled: false }));
     return { all: [...prompt, ...sampled], prompt: prompt.length, shared: stored.shared || 0, sampled, finish: stored.finish_reason };
   }
 
   function span(token, index, texts) {
     const text = textOf(texts, token.id);
-    const name = token.trained ? `tok s${shade(token.logprob)}` : "tok given";
+    const name = token.sampled ? `tok s${shade(token.logprob)}` : "tok given";
     return h("span", { class: text === null ? `${name} bare` : name, "data-i": index }, face(text, token.id));
   }
 
@@ -41,7 +42,7 @@
     const field = (name, value) => h("span", { class: "pair-value" }, h("i", {}, name), " ", value);
     return [
       field("text", text === null ? h("span", { class: "muted" }, "unknown") : h("code", {}, written(JSON.stringify(text)))), field("id", token.id), field("place", f.count(index + 1)),
-      token.trained ? [field("log-probability", f.known(token.logprob) ? token.logprob.toFixed(4) : "–"), field("probability", f.percent(Math.exp(token.logprob))), field("weights", token.version ?? "–"), field("loss", "trained on")]
+      token.sampled ? [field("log-probability", f.known(token.logprob) ? token.logprob.toFixed(4) : "–"), field("probability", f.percent(Math.exp(token.logprob))), field("weights", token.version ?? "–"), field("loss", token.unusable ? `masked: ${token.unusable}` : "trained on")]
         : field("loss", "masked: it was given, not sampled"),
     ];
   }

@@ -27,13 +27,14 @@ class Sum(Env):
 
     max_turns = 2
 
-    def __init__(self, pays=1.0, greets="", tasks_from=0, fails=False, **kwargs):
+    def __init__(self, pays=1.0, greets="", tasks_from=0, tag="", fails=False, **kwargs):
         super().__init__(**kwargs)
         self.pays, self.greets, self.fails = pays, greets, fails
 
     @classmethod
-    def default_tasks(cls, split="train", tasks_from=0):
-        return TaskSet([Task(str(i), answer=2 * i) for i in range(tasks_from, 6)])
+    def default_tasks(cls, split="train", tasks_from=0, tag=""):
+        labels = {"tags": [tag]} if tag else {"difficulty": "easy"}
+        return TaskSet([Task(str(i), answer=2 * i, metadata=labels) for i in range(tasks_from, 6)])
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
@@ -111,6 +112,18 @@ def test_new_grades_stand_beside_what_the_agent_said_and_took(run, tmp_path, cap
     assert [(t.reply, t.usage, t.act_seconds) for t in now.turns] == [
         (t.reply, t.usage, t.act_seconds) for t in was.turns
     ]
+
+
+def test_labels_are_those_of_the_task_now(run, tmp_path, capsys):
+    (file,) = (run / "episodes").iterdir()
+    stored = list(store.read_cell(file).values())
+    for each in stored:
+        each.metadata |= {"difficulty": "easy", "expected": 99}
+    file.unlink()
+    write_jsonl(file, stored)
+    graded(run, capsys, "--out", str(tmp_path / "new"), "--kwargs", '{"tag": "new"}')
+    now = episodes(tmp_path / "new")["2", 0].metadata
+    assert (now["tags"], now["expected"], now.get("difficulty"), now["cost"]) == (["new"], 4, None, 0.5)
 
 
 def test_an_agent_that_played_by_itself_and_took_no_step_is_given_none(run, tmp_path, capsys):

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from made_runs import HOSTILE, TokenPolicy, byte_tokenizer, failed, hostile, play, policy_maker
 
 from agentgym.core.trajectory import read_jsonl, write_jsonl
+from agentgym.evaluate.results import numbers_of, results_of
 from agentgym.storage.jsonl import line_of
 from agentgym.viewer.index import EpisodeFile, NotServed
 from agentgym.viewer.query import MOST_ROWS, Query, TextSearch, find
+from agentgym.viewer.rows import result_of
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,20 @@ def test_a_row_has_the_expected_and_the_given_answer(file, played, expected, inf
     write_jsonl(file.path, [replace(played[0], turns=[turn], metadata=metadata)])
     file.update()
     assert (file.rows[0].expected, file.rows[0].given) == row
+
+
+def test_the_result_of_rows_is_that_of_the_episodes(file, played):
+    """With an error that counts as the environment's least reward, and an episode that the agent's programs broke."""
+    error = failed(replace(played[0], metadata={"floor": -2.0}))
+    broken = replace(played[1].turns[-1], info={"agent_failure": "process"})
+    stored = [error, replace(played[1], turns=[*played[1].turns[:-1], broken]), *played[2:]]
+    write_jsonl(file.path, stored)
+    file.update()
+    names = {"env": "wordle", "agent": "random", "split": "test", "samples": 2, "planned": None}
+    from_rows = result_of(file.rows, **names)
+    from_episodes = results_of([numbers_of(trajectory) for trajectory in stored], **names)
+    assert from_rows.agent_failures == {"process": 1}
+    assert from_rows.to_json() == from_episodes.to_json() | {"seconds": from_rows.seconds}
 
 
 def test_tokens_are_those_that_the_agent_wrote(file, played):
