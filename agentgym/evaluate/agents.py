@@ -432,7 +432,8 @@ def _check(target: str, found: Any, kwargs: Mapping[str, Any]) -> bool:
         if not hasattr(found, "act") and "__call__" not in dir(found):
             raise ValueError(f"agent {target!r}: class {found.__name__} has no act(messages, tools)")
         _bind(f"agent {target!r}: {found.__name__} cannot be made", found, [], kwargs)
-        return _takes_tools(target, partial(_entry(found), None), {})
+        bound = isinstance(inspect.getattr_static(found, "act", None), staticmethod | classmethod)
+        return _takes_tools(target, _entry(found) if bound else partial(_entry(found), None), {})
     if not callable(_entry(found)):
         raise ValueError(f"agent {target!r} is {found!r:.40}: a function or something with act() is needed")
     if kwargs and hasattr(found, "act"):

@@ -99,11 +99,12 @@ def read_values(path: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        def compose_mapping_node(self, anchor: str | None) -> Any:  # as it is written: `<<` has added no keys yet
+            node = super().compose_mapping_node(anchor)
             for place, (key, _) in enumerate(node.value):
                 if key.value in [before.value for before, _ in node.value[:place]]:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            return super().construct_mapping(node, deep)
+            return node
 
     text = read_text(path)
     try:

@@ -23,6 +23,7 @@ _FRAMES = {
     "state": {"type"},
     "close": {"type"},
 }
+_DRAINING = "the server is ending: open a session at another (DRAINING)"
 _LAST_WORDS = {CAPACITY: "CAPACITY_REACHED", ENV_ERROR: "FACTORY_ERROR"}
 _RPC_KEYS = {"jsonrpc", "method", "params", "id"}
 
@@ -76,7 +77,7 @@ class OpenEnvHandler(ProtocolHandler):
         if kind == "reset":
             if self.draining:
                 self.ended = True
-                return error_frame("SESSION_ERROR", "the server is ending: open a session at another (DRAINING)")
+                return error_frame("SESSION_ERROR", _DRAINING)
             data = self.play.reset(_data(frame) if "data" in frame else {})
             return _written({"type": "observation", "data": data})
         if kind == "state":
@@ -115,6 +116,9 @@ class OpenEnvHandler(ProtocolHandler):
             return rpc_error(id, INVALID_PARAMS, "Missing 'name' in params")
         if not isinstance(arguments, dict | None):
             return rpc_error(id, INVALID_PARAMS, "'arguments' must be an object")
+        if self.draining and self.play.state()["episode_id"] is None:  # the call would begin one
+            self.ended = True
+            return rpc_error(id, SERVER_ERROR, _DRAINING)
         try:
             return rpc_result(id, self.play.call_tool(name, arguments or {}))
         except UnknownTool as error:

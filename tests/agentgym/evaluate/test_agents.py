@@ -159,6 +159,12 @@ class Counting:
 class Async:
     def __init__(self, word): self.word, self.loop = word, asyncio.get_running_loop()
     async def act(self, messages, tools): return self.word
+class Static:
+    @staticmethod
+    def act(messages, tools): return f"static {len(tools)}"
+class OfClass:
+    @classmethod
+    def act(cls, messages): return cls.__name__
 class Called:
     def __call__(self, messages): return "called"
 class Attached:
@@ -206,6 +212,8 @@ def own(tmp_path, monkeypatch):
         ("Counting", {}, "1"),
         ("Counting", {"start": 5}, "6"),
         ("Async", {"word": "async"}, "async"),
+        ("Static", {}, "static 2"),
+        ("OfClass", {}, "OfClass"),
         ("Called", {}, "called"),
         ("shared", {}, "11"),
     ],

@@ -136,6 +136,16 @@ def test_mistakes_are_one_line_that_names_what_was_meant(written, text, words):
     assert "\n" not in str(refused.value)
 
 
+def test_a_table_may_take_keys_of_others_and_replace_them(written):
+    text = "a: &a {n: 1, k: 1}\nb: &b {<<: *a, k: 2}\nc: {<<: *b, n: 3}"
+    assert read_suite(written(text)) == {
+        "name": "small",
+        "a": {"n": 1, "k": 1},
+        "b": {"n": 1, "k": 2},
+        "c": {"n": 3, "k": 2},
+    }
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"gone.yaml: No such file"):
         read_suite(tmp_path / "gone.yaml")

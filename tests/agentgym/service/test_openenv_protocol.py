@@ -251,6 +251,11 @@ def test_a_server_that_ends_begins_no_episode():
     assert ask(session, "step", {"message": "x"})["type"] == "observation"
     assert error_of(ask(session, "reset")) == "SESSION_ERROR"
     assert session.ended
+    by_tool = handler(Counter())
+    by_tool.draining = True
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"by": 1}}}
+    assert "DRAINING" in ask(by_tool, "mcp", call)["data"]["error"]["message"]
+    assert by_tool.ended
 
 
 values = st.recursive(
