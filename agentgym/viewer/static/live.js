@@ -18,7 +18,7 @@
     const grow = parts.paced(PACE, grown);
     let before = null;
     const stop = api.follow(id, (event) => {
-      const now = JSON.stringify([event.episodes, event.metrics, event.live]);
+      const now = JSON.stringify([event.episodes, event.metrics, event.rewritten, event.live]);
       // A run that is written may have grown between what the page has read and the first event.
       if (before === null ? event.live : now !== before) grow();
       before = now;

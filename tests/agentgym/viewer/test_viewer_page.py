@@ -228,6 +228,20 @@ def test_tokens_have_their_probability_and_what_was_given_is_masked(window, serv
     page.locator(".message").first.wait_for()
 
 
+def test_sampled_tokens_that_are_not_trained_on_say_why(window, tmp_path):
+    run = elsewhere(made_runs.write_training, tmp_path / "train", 1, 1, 1)
+    file = run / "trajectories" / "eval-000001.jsonl"
+    episode = json.loads(file.read_text())
+    episode["turns"][0]["unusable"] = "top_p"
+    file.write_text(json.dumps(episode) + "\n")
+    with serving(tmp_path) as served:
+        page = window(f"{served.url}#/run/train/episodes?cell=eval-000001")
+        page.locator(".vspace a").first.click()
+        page.get_by_role("button", name="Show tokens").click()
+        page.locator(".token-view").first.locator(".tok:not(.given)").first.hover()
+        assert "masked: top_p" in page.locator(".token-readout").inner_text()
+
+
 def test_training_shows_curves_that_are_read_off_and_overlaid(window, served):
     page = window(f"{served.url}#/run/train-lake")
     chart = page.locator(".chart[data-key='eval.success']")

@@ -102,6 +102,9 @@ def test_curves_grow_with_their_run(window, tmp_path):
             out.write(json.dumps({**json.loads(lines[-1]), "step": 2}) + "\n")
         points.nth(2).wait_for()
         assert points.count() == 3
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")  # it goes back to a checkpoint
+        points.nth(2).wait_for(state="detached")
+        assert points.count() == 2
 
 
 def test_fifty_thousand_episodes_open_and_scroll_to_the_end(window, played, tmp_path):
