@@ -7,7 +7,7 @@ tic-tac-toe: training against the perfect player, against itself and against its
 `algorithms` is tic-tac-toe against the perfect player, for each of several algorithms.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
 `countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0. `mbpp` is for a real coder model as it is:
-GRPO of an adapter on MBPP's problems, with two replies; `mbpp-sft` imitates as many reference solutions as GRPO plays episodes.
+GRPO of an adapter on MBPP's problems, with two replies; `mbpp-sft` imitates the reference solution of each.
 All runs of another game and a seed start from the same warm start, which is made once, and learn from as many episodes.
 
 It may be stopped and started again: a run that has its record is not run again, one that was cut off goes on from its newest
@@ -83,7 +83,7 @@ MBPP = (
     *("learner.workers=2", "learner.shared_prefix=true", "learner.microbatch_tokens=1024", "learner.head_chunk=256"),
     *("trainer.eval_episodes=200", "trainer.eval_every=8"),
 )
-MBPP_IMITATION = ("sft.episodes=1536", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=2e-4", "algorithm.filter.name=none")
+MBPP_IMITATION = ("sft.episodes=374", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=2e-4", "algorithm.filter.name=none")
 # The warm start of countdown, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
 COUNTDOWN_START = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),

@@ -1,11 +1,12 @@
 """Forks of a process that has imported much: what they ask takes no memory in it, and its own is shared with them."""
 
-import ctypes
 import gc
 import multiprocessing
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from agentgym.processes.heap import trim_heap
 
 
 class SubprocessQueryError(RuntimeError):
@@ -39,7 +40,5 @@ def subprocess_query(ask: Callable[[], Any]) -> Any:
 def settle_memory() -> None:
     """Return free memory to the system and exempt existing objects from garbage collection, so that forks share their pages."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None:
-        trim(0)
+    trim_heap()
     gc.freeze()
