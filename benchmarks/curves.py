@@ -83,7 +83,10 @@ MBPP = (
     *("learner.workers=2", "learner.shared_prefix=true", "learner.microbatch_tokens=1024", "learner.head_chunk=256"),
     *("trainer.eval_episodes=200", "trainer.eval_every=8"),
 )
-MBPP_IMITATION = ("sft.episodes=374", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=2e-4", "algorithm.filter.name=none")
+MBPP_IMITATION = (
+    *("sft.episodes=374", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=2e-4"),
+    *("algorithm.filter.name=none", "trainer.steps=1", "trainer.groups_per_step=1"),
+)
 # The warm start of countdown, on other rounds than it trains on: with two or three numbers, which are smaller, and one attempt.
 COUNTDOWN_START = (
     *("env.kwargs.min_count=2", "env.kwargs.max_count=3", "env.kwargs.max_number=10", "env.kwargs.max_turns=1"),
@@ -128,7 +131,7 @@ CURVES = (
     Curve("countdown", "countdown", COUNTDOWN, "countdown"),
     Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
     Curve("mbpp", "mbpp", MBPP, "code_mbpp"),
-    Curve("mbpp-sft", "mbpp", (*MBPP, *MBPP_IMITATION, "trainer.steps=1", "trainer.groups_per_step=1"), "code_mbpp"),
+    Curve("mbpp-sft", "mbpp", (*MBPP, *MBPP_IMITATION), "code_mbpp"),
 )
 REAL = ("countdown", "mbpp")  # games for a real model, of model.path=DIR
 ALWAYS = ("engine=embedded", "learner.workers=1")

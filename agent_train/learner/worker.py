@@ -271,8 +271,8 @@ class LearnerWorker:
 
     def _return_memory(self) -> None:
         """Give the memory of activations back: on a GPU with `learner.offload`, for a colocated engine or another role."""
-        if self.device.type == "cpu":  # activations of many sizes leave gaps in the heap, gigabytes for a model of 0.5 B
-            trim_heap()
+        if self.device.type == "cpu":
+            trim_heap()  # activations of many sizes leave gaps in it, gigabytes for a model of 0.5 B
         elif self.config.learner.offload:
             torch.cuda.empty_cache()
 
