@@ -307,7 +307,7 @@ class LearnerConfig:
     beta2: float = setting(0.95, "beta2 of AdamW", bounds="[0, 1)")
     max_grad_norm: float = setting(1.0, "gradients are clipped to this norm")
     microbatch_tokens: int = setting(4096, "tokens of one forward pass")
-    shared_prefix: bool = setting(False, "compute the prompt of a group once")
+    shared_prefix: bool = setting(False, "compute once what prompts begin with")
     head_chunk: int = setting(1024, "sampled tokens whose logits exist at one time")
     vocab_chunk: int = setting(0, "vocabulary entries whose logits exist at one time; 0: all", bounds=ZERO)
     gradient_checkpointing: bool = setting(True, "recompute activations in the backward pass")

@@ -24,6 +24,7 @@ from agent_train.data.samples import TrainingSample
 FILLER_ID = 0
 # Prefix groups are tried whole as far as ranks stay balanced, and in pieces of at most these shares of a rank's part of the cost.
 PIECES = (1, 2, 4, 8)
+LEAST_SHARED = 32  # tokens; a shorter prefix of other groups is not worth a call of attention
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def rank_batches(
 
     Ranks wait for each other in every micro-batch, so that the first of all ranks cost about the same, and the second.
     The order of the samples does not matter. `budget` is the tokens of a micro-batch. With `shared_prefix` the prompt
-    that samples of a group have in common is computed once.
+    that samples of a group have in common is computed once, and what the prompts of other samples begin with.
     """
     for sample in samples:
         check_sample(sample)
@@ -226,7 +227,8 @@ def _total(groups: Iterable[PrefixGroup], cost: Cost) -> int:
 def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[PrefixGroup]:
     """The group in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or sample by sample."""
     most += cost.of(group.prefix, 0)
-    for parts in range(1, len(group.samples)):
+    least = -(-(group.tokens - group.prefix) // max(1, budget - group.prefix))
+    for parts in range(least, len(group.samples)):
         pieces = [group] if parts == 1 else _cut(group, parts, cost)
         if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
             return pieces
@@ -284,20 +286,35 @@ def _alone(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
 
 
 def prefix_groups_of(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
-    """The prefix groups of samples whose `group` has a name; samples that share nothing stay by themselves.
+    """The prefix groups of samples; those that share nothing stay by themselves.
 
-    Samples with the same prompt, which is what comes before the first sampled token, go together. Others join the
-    longest such prompt that their own begins with, the rest by what its prompts have in common.
+    Of a group that has a name, samples with the same prompt, which is what comes before the first sampled token, go
+    together. Others join the longest such prompt that their own begins with, the rest by what its prompts have in common.
+    What is left of all groups shares what its prompts begin with: the same system prompt and tools.
     """
     named: dict[str, list[TrainingSample]] = {}
     for sample in _in_order(samples):
         named.setdefault(sample.group, []).append(sample)
-    found = _alone(named.pop("", []))
+    left = _alone(named.pop("", []))
+    found: list[PrefixGroup] = []
     for own in named.values():
-        found += _within_group(own)
+        for each in _within_group(own):
+            (found if each.prefix else left).append(each)
+    found += _across_groups([each.samples[0] for each in left])
     return sorted(
         found, key=lambda each: (-len(each.samples[0].ids), each.samples[0].group, each.samples[0].trajectory)
     )
+
+
+def _across_groups(samples: Iterable[TrainingSample]) -> list[PrefixGroup]:
+    alike: dict[tuple[int, ...], list[TrainingSample]] = {}
+    for sample in samples:
+        alike.setdefault(_prompt(sample)[:LEAST_SHARED], []).append(sample)
+    found = []
+    for beginning, own in alike.items():
+        worth = len(own) > 1 and len(beginning) == LEAST_SHARED
+        found += [PrefixGroup(tuple(_in_order(own)), _common(own))] if worth else _alone(own)
+    return found
 
 
 def _cut(group: PrefixGroup, parts: int, cost: Cost) -> list[PrefixGroup]:
@@ -318,9 +335,13 @@ def _within_group(samples: Sequence[TrainingSample]) -> list[PrefixGroup]:
         home = next((known for known in shared if prompt[: len(known)] == known), None)
         (left if home is None else members[home]).extend(own)
     found = [PrefixGroup(tuple(_in_order(own)), len(prompt)) for prompt, own in members.items()]
-    prompts_left = zip(*map(_prompt, left), strict=False)
-    common = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, prompts_left))
+    common = _common(left)
     return found + ([PrefixGroup(tuple(_in_order(left)), common)] if len(left) > 1 and common else _alone(left))
+
+
+def _common(samples: Iterable[TrainingSample]) -> int:
+    """How many tokens all prompts begin with."""
+    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*map(_prompt, samples), strict=False)))
 
 
 def _prompt(sample: TrainingSample) -> tuple[int, ...]:

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agent_train.data.packing import MicroBatch, Prefix
+from agent_train.data.packing import FILLER_ID, MicroBatch, Prefix
 
 PACKED = "agentgym_packed"
+MULTIPLE = 64
 # Additions of some architectures that this function does not compute.
 UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
 # torch 2.11 takes fewer key than query heads without being told so, and later versions do not.
@@ -88,11 +89,13 @@ def packed_attention(
             f"packed attention in {type(module).__name__} needs segments, one packed sequence, no mask, no dropout ({found})"
         )
     window = sliding_window if sliding_window is not None and sliding_window < segments.longest else None
+    if on_cpu_in_half(query.device, dtype := query.dtype):
+        query, key, value = query.float(), key.float(), value.float()
     if segments.trunks and query.is_cuda:
         return flex(query, key, value, segments, scaling, window), None
     if segments.trunks:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return _Joined.apply(query[0], key[0], value[0], segments, scaling, window)[None], None
+        return _Joined.apply(query[0], key[0], value[0], segments, scaling, window)[None].to(dtype), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
         bounds = (segments.cu_seqlens, segments.cu_seqlens, segments.longest, segments.longest)
@@ -100,7 +103,15 @@ def packed_attention(
         seen = (-1 if window is None else window - 1, 0)
         out_THD = varlen_attn(query_THD, key_TKD, value_TKD, *bounds, scale=scaling, window_size=seen, **_GROUPED)
         return out_THD.unsqueeze(0), None
-    return _by_runs(query, key, value, segments, scaling, window), None
+    return _by_runs(query, key, value, segments, scaling, window).to(dtype), None
+
+
+def on_cpu_in_half(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products come from kernels that oneDNN makes for each new shape, and does not free.
+
+    Attention has many shapes, so it is in full precision there, which is as fast; other layers see multiples of `MULTIPLE` tokens.
+    """
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
 
 
 def _by_runs(
@@ -279,15 +290,24 @@ def block_mask(segments: Segments, window: int | None, device: torch.device) -> 
     return create_block_mask(sees, None, None, size, size, device=str(device), _compile=device.type == "cuda")
 
 
-def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
-    """hidden_TD of a micro-batch, behind the last layer of a transformers model with packed attention."""
+def hidden_states(model: Any, batch: MicroBatch, multiple: int = 1) -> Tensor:
+    """hidden_TD of a micro-batch, behind the last layer of a transformers model with packed attention.
+
+    The model gets a multiple of so many tokens: the micro-batch's, and behind them a sample that fills it up.
+    """
+    size, lengths, bounds = len(batch.ids_T), batch.lengths, batch.cu_seqlens
+    ids_T, positions_T = batch.ids_T, batch.positions_T
+    if more := -size % multiple:
+        ids_T = pad(ids_T, (0, more), value=FILLER_ID)
+        positions_T = torch.cat([positions_T, torch.arange(more, device=ids_T.device)])
+        lengths, bounds = (*lengths, more), pad(bounds, (0, 1), value=size + more)
     hidden_TD: Tensor = model.base_model(
-        input_ids=batch.ids_T[None],
-        position_ids=batch.positions_T[None],
+        input_ids=ids_T[None],
+        position_ids=positions_T[None],
         use_cache=False,
-        segments=segments_of(batch.lengths, batch.cu_seqlens, batch.prefixes),
+        segments=segments_of(lengths, bounds, batch.prefixes),
     ).last_hidden_state[0]
-    return hidden_TD
+    return hidden_TD[:size]
 
 
 AttentionInterface.register(PACKED, packed_attention)

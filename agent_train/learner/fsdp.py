@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.config.schema import Config
-from agent_train.learner.attention import PACKED
+from agent_train.learner.attention import MULTIPLE, PACKED, on_cpu_in_half
 from agent_train.learner.head import PackedPolicy, PackedValue
 from agent_train.learner.loading import build_empty, file_name, fill, weight_files
 from agent_train.learner.lora import adapter_tensors, initial_adapter, merged, write_adapter
@@ -24,7 +24,7 @@ from agentgym.storage.files import written_whole
 UNCOMPILED = f"{PACKED}_uncompiled"
 HEAD = "score.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Packed = TypeVar("Packed", bound=nn.Module)
+Packed = TypeVar("Packed", bound=PackedPolicy | PackedValue)
 
 
 def load_policy(
@@ -113,6 +113,8 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
     fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, initial_adapter)
     if dims.spread is not None:
         spread_over(policy, dims.spread)
+    if on_cpu_in_half(device, DTYPES[config.model.dtype]):
+        policy.multiple = MULTIPLE
     return policy
 
 

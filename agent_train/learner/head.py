@@ -224,6 +224,8 @@ class PackedPolicy(nn.Module):
     Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too.
     """
 
+    multiple = 1  # of tokens, that the backbone gets
+
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
         scalings = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -238,7 +240,7 @@ class PackedPolicy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """logprobs_T and entropy_T of the masked tokens, fp32, 0 elsewhere. Each token is predicted from the one before it."""
-        hidden_TD = hidden_states(self.model, batch)
+        hidden_TD = hidden_states(self.model, batch, self.multiple)
         index_M = batch.mask_T.nonzero()[:, 0]
         logprobs_M, entropy_M = chunked_head(
             hidden_TD[batch.previous_T[index_M]],
@@ -258,6 +260,8 @@ class PackedValue(nn.Module):
     With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does.
     """
 
+    multiple = 1  # of tokens, that the backbone gets
+
     def __init__(self, model: Any, of_samples: bool = False):
         super().__init__()
         score = getattr(model, "score", None)
@@ -271,7 +275,7 @@ class PackedValue(nn.Module):
 
         With `of_samples` scores_S: from the state at `last_sampled`, that token read.
         """
-        hidden_TD = hidden_states(self.model, batch)
+        hidden_TD = hidden_states(self.model, batch, self.multiple)
         index_M = batch.mask_T.nonzero()[:, 0]
         places = last_sampled(batch) if self.of_samples else batch.previous_T[index_M]
         numbers = hidden_TD[places].float() @ self.model.score.weight[0].float()

@@ -32,7 +32,6 @@ from agent_train.learner.state import StateStore, make_optimizer, set_lr
 from agent_train.weights.collective import WeightGroup, broadcast_buckets, checksum, make_group
 from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import TensorInfo, WeightAddress, WeightTransferError
-from agentgym.processes.heap import trim_heap
 
 
 class LearnerWorker:
@@ -266,14 +265,12 @@ class LearnerWorker:
         outputs = [self.module(batch) for batch in batches]
         # FSDP keeps what the last forward pass gathered for a backward pass, which does not come.
         self.module.reshard()
-        self._return_memory()
+        self._empty_cache()
         return outputs
 
-    def _return_memory(self) -> None:
-        """Give the memory of activations back: on a GPU with `learner.offload`, for a colocated engine or another role."""
-        if self.device.type == "cpu":
-            trim_heap()  # activations of many sizes leave gaps in it, gigabytes for a model of 0.5 B
-        elif self.config.learner.offload:
+    def _empty_cache(self) -> None:
+        """Give the memory of activations back with `learner.offload`: a colocated engine or another role needs it."""
+        if self.config.learner.offload and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _load_module(self, model_dir: str) -> PackedPolicy | PackedValue:
@@ -335,5 +332,5 @@ class LearnerWorker:
             set_lr(optimizer, lr)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self._return_memory()
+        self._empty_cache()
         return measures.OptimizerStep(sums, maxima, grad_norm, lr, not applied, step.n_tokens)

@@ -99,7 +99,7 @@ def read_values(path: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: str | None) -> Any:  # as it is written: `<<` has added no keys yet
+        def compose_mapping_node(self, anchor: Any) -> Any:  # as it is written: `<<` has added no keys yet
             node = super().compose_mapping_node(anchor)
             for place, (key, _) in enumerate(node.value):
                 if key.value in [before.value for before, _ in node.value[:place]]:

@@ -1,12 +1,11 @@
 """Forks of a process that has imported much: what they ask takes no memory in it, and its own is shared with them."""
 
+import ctypes
 import gc
 import multiprocessing
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-
-from agentgym.processes.heap import trim_heap
 
 
 class SubprocessQueryError(RuntimeError):
@@ -40,5 +39,7 @@ def subprocess_query(ask: Callable[[], Any]) -> Any:
 def settle_memory() -> None:
     """Return free memory to the system and exempt existing objects from garbage collection, so that forks share their pages."""
     gc.collect()
-    trim_heap()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
     gc.freeze()

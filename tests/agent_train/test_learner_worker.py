@@ -4,6 +4,7 @@ import dataclasses
 import math
 import threading
 
+import psutil
 import pytest
 import torch
 from learner_cases import advantage_of, assert_same, gradients_of, make_config, make_rows, one_rank, write_model
@@ -277,6 +278,42 @@ def test_bf16_computes_sends_and_saves_in_bf16_and_keeps_fp32_weights(model_dir,
     assert metrics.entropy != expected.entropy
     assert metrics.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
     assert AutoModelForCausalLM.from_pretrained(str(tmp_path / "half")).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_tokens_that_fill_a_micro_batch_up_change_nothing(model_dir, role):
+    rows = make_rows()
+    with one_rank(model_dir, role=role) as worker:
+        (batch,) = share_of(rows).batches()
+        expected = worker.module(batch)
+        worker.module.multiple = 64
+        filled = worker.module(batch)
+    assert len(batch.ids_T) % 64
+    for own, other in zip(expected, filled, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-6, rtol=1e-6)
+
+
+def resident_after_new_lengths(model_dir, out):
+    """The megabytes that a rank of bfloat16 takes after some updates, and after more of other lengths."""
+    config = make_config(microbatch_tokens=BIG)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    taken = []
+    with one_rank(model_dir, config) as worker:
+        for number in range(24):
+            worker.update([share_of(make_rows((200 + number, 299 - 2 * number, 90 + number)))])
+            if number in (7, 23):
+                taken.append(psutil.Process().memory_info().rss / 2**20)
+    out.put(taken)
+
+
+def test_a_rank_in_half_precision_takes_no_more_memory_for_each_new_length(tmp_path):
+    out = torch.multiprocessing.get_context("spawn").Queue()
+    folder = write_model(tmp_path / "model", head_dim=64)
+    process = torch.multiprocessing.get_context("spawn").Process(target=resident_after_new_lengths, args=(folder, out))
+    process.start()
+    before, after = out.get(timeout=300)
+    process.join(60)
+    assert after - before < 40
 
 
 def test_sent_weights_arrive_with_the_checksums_that_were_sent_and_tied_ones_once(worker):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learner_cases import VOCAB, assert_same, gradients_of, make_config, one_rank, write_model
 
 from agent_train.data.balance import Cost
-from agent_train.data.packing import batch_of, prefix_groups_of, rank_batches
+from agent_train.data.packing import LEAST_SHARED, batch_of, prefix_groups_of, rank_batches
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.worker import LearnerWorker
 
@@ -49,6 +49,8 @@ def mixed_rows(seed=0):
     rows = group_of("a", 12, [3, 3, 5, 3], rng) + group_of("b", 5, [4, 2, 6], rng, turns=2)
     rows += group_of("one", 7, [4], rng) + group_of("turns", 9, [2, 2], rng, turns=3)
     rows += [row_of([i, 1, 2], 4, rng, "unlike") for i in range(3)]
+    system = [rng.randrange(VOCAB) for _ in range(LEAST_SHARED)]
+    rows += [row_of([*system, i], 3, rng, f"alone {i}") for i in range(3)]
     # A trajectory that went on in a second row, with a prompt that begins as the group's.
     rows += [row_of([*rows[0].ids, 3, 1], 3, rng, "a")]
     rng.shuffle(rows)
@@ -148,7 +150,9 @@ def test_the_first_token_of_a_continuation_is_predicted_by_the_last_of_the_promp
 
 
 ROWS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=14
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 6) | st.integers(30, 40), st.integers(1, 9)),
+    min_size=1,
+    max_size=14,
 )
 
 
@@ -171,7 +175,7 @@ def test_trees_hold_every_row_once_and_share_only_what_is_common_and_not_sampled
     trees = prefix_groups_of(rows)
     assert sorted(row.trajectory for tree in trees for row in tree.samples) == sorted(row.trajectory for row in rows)
     for tree in trees:
-        assert len({row.group for row in tree.samples}) == 1
+        assert len({row.group for row in tree.samples}) == 1 or tree.prefix >= LEAST_SHARED
         assert len({tuple(row.ids[: tree.prefix]) for row in tree.samples}) == 1
         assert not any(any(row.mask[: tree.prefix]) for row in tree.samples)
         assert (tree.prefix > 0) == (len(tree.samples) > 1)
@@ -212,6 +216,16 @@ def test_every_token_of_a_row_can_be_walked_back_to_its_start(shape):
             token = int(batch.previous_T[token])
         assert ids[::-1] == row.ids
         assert int((batch.mask_T & (batch.segment_T == place)).sum()) == row.sampled
+
+
+def test_samples_of_other_groups_share_a_system_prompt_and_not_a_few_tokens():
+    rng = random.Random(0)
+    for length, shared in ((LEAST_SHARED, LEAST_SHARED), (LEAST_SHARED - 1, 0)):
+        system = [rng.randrange(VOCAB) for _ in range(length)]
+        rows = [row_of([*system, number, number], 3, rng, f"task {number}") for number in range(4)]
+        (share,) = rank_batches(rows, 1, 1000, shared_prefix=True)
+        (batch,) = share.batches()
+        assert len(batch.ids_T) == 4 * (length + 5) - 3 * shared
 
 
 def test_a_group_costs_its_prompt_once():
