@@ -103,7 +103,9 @@ def of_learner(found: Any) -> Iterator[Figure]:
     for row in found["packing"]:
         yield Figure("packed", "seconds", row["packed_cpu_seconds"], "padded", row["padded_cpu_seconds"])
     for row in found["shared_prefix"]:
-        yield Figure("shared prefix", "seconds", row["shared_cpu_seconds"], "repeated", row["naive_cpu_seconds"])
+        yield Figure(
+            f"shared {row['what']}", "seconds", row["shared_cpu_seconds"], "repeated", row["naive_cpu_seconds"]
+        )
     for row in found["head"]:
         for unit, name in (("seconds", "cpu_seconds"), ("MiB", "mib")):
             yield Figure("chunked head", unit, row[f"chunked_{name}"], "dense", row[f"dense_{name}"])

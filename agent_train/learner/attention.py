@@ -107,9 +107,10 @@ def packed_attention(
 
 
 def on_cpu_in_half(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products come from kernels that oneDNN makes for each new shape, and does not free.
+    """Whether oneDNN computes matrix products: it makes kernels for each new shape, and keeps them.
 
-    Attention has many shapes, so it is in full precision there, which is as fast; other layers see multiples of `MULTIPLE` tokens.
+    Attention has as many shapes as samples have lengths, so it is computed in fp32 there, which takes as long. Other
+    layers get multiples of `MULTIPLE` tokens.
     """
     return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
 
@@ -293,7 +294,7 @@ def block_mask(segments: Segments, window: int | None, device: torch.device) -> 
 def hidden_states(model: Any, batch: MicroBatch, multiple: int = 1) -> Tensor:
     """hidden_TD of a micro-batch, behind the last layer of a transformers model with packed attention.
 
-    The model gets a multiple of so many tokens: the micro-batch's, and behind them a sample that fills it up.
+    The model gets a multiple of `multiple` tokens: behind the micro-batch's own lies a sample of fillers.
     """
     size, lengths, bounds = len(batch.ids_T), batch.lengths, batch.cu_seqlens
     ids_T, positions_T = batch.ids_T, batch.positions_T

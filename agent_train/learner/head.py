@@ -224,7 +224,7 @@ class PackedPolicy(nn.Module):
     Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too.
     """
 
-    multiple = 1  # of tokens, that the backbone gets
+    multiple = 1  # the backbone gets a multiple of so many tokens
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
@@ -260,7 +260,7 @@ class PackedValue(nn.Module):
     With `of_samples` it scores each whole sample, as a reward model does, in place of each token, as a critic does.
     """
 
-    multiple = 1  # of tokens, that the backbone gets
+    multiple = 1  # the backbone gets a multiple of so many tokens
 
     def __init__(self, model: Any, of_samples: bool = False):
         super().__init__()

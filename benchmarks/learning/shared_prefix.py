@@ -1,8 +1,9 @@
-"""What rows cost whose prompt is computed once: a group of 8 with prompts four times as long as the answers (G = 8, P = 4R).
+"""What rows cost whose prefix is computed once: 8 rows that share P tokens, four times as many as an answer has (G = 8, P = 4R).
 
-Three sides, forward and backward with the head: naive (each row whole), shared, and the floor: the same tokens, P + G*R, as rows
-that share nothing, so that no answer attends to the prompt. The goal: at most 15% above the naive side's seconds times the
-tokens' ratio, (P + G*R) / (G*(P + R)). The head sees the same G*R tokens on all sides.
+`prompt`: a group with one prompt, of P tokens. `system`: rows of 8 tasks, whose prompts begin with the same P tokens and have R
+of their own. Three sides, forward and backward with the head: naive (each row whole), shared, and the floor: the same tokens as
+rows that share nothing, so that no answer attends to the prefix. The goal: at most 15% above the naive side's seconds times the
+tokens' ratio, (P + G*R) / (G*(P + R)) with one prompt. The head sees the same G*R tokens on all sides.
 
 python benchmarks/learning/shared_prefix.py
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 from agent_train.data.packing import rank_batches
@@ -27,17 +29,20 @@ GROUP = 8
 ANSWERS = {"1M": (32, 64, 128), "44M": (32, 64)}
 
 
-def samples_of(model: str, answer: int, groups: int) -> dict[str, list[TrainingSample]]:
-    """The rows of the group, and those of the floor: a prompt without a sampled token, and the answers by themselves."""
+def samples_of(model: str, answer: int, groups: int, own: int) -> dict[str, list[TrainingSample]]:
+    """Rows with `own` prompt tokens behind the shared ones, and those of the floor: the prefix without a sampled token, and the rest."""
     rng, vocab = random.Random(0), MODELS[model][-1]
-    group, floor = [], []
+    rows, floor = [], []
     for number in range(groups):
-        prompt = [rng.randrange(vocab) for _ in range(4 * answer)]
-        group += [make_row(prompt, answer, rng, f"g{number}", vocab) for _ in range(GROUP)]
-        floor += [make_row(prompt, 0, rng, "", vocab)]
-        # The first token of a row by itself has nothing that predicts it.
-        floor += [make_row([0], answer - 1, rng, "", vocab) for _ in range(GROUP)]
-    return {"naive": group, "shared": group, "floor": floor}
+        prefix = [rng.randrange(vocab) for _ in range(4 * answer)]
+        for place in range(GROUP):
+            name = f"task {number} {place}" if own else f"group {number}"
+            prompt = [rng.randrange(vocab) for _ in range(own)]
+            rows.append(make_row([*prefix, *prompt], answer, rng, name, vocab))
+            # The first token of a row by itself has nothing that predicts it.
+            floor.append(make_row(prompt or [0], answer - (not own), rng, "", vocab))
+        floor.append(make_row(prefix, 0, rng, "", vocab))
+    return {"naive": rows, "shared": rows, "floor": floor}
 
 
 def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
@@ -45,26 +50,30 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
     found = []
     for model in ("1M",) if quick else MODELS:
         policy = make_policy(model)
-        for answer in ANSWERS[model][:1] if quick else ANSWERS[model]:
-            groups = max(1, 512 // answer // GROUP)
+        answers = ANSWERS[model][:1] if quick else ANSWERS[model]
+        for answer, what in product(answers, ("prompt", "system")):
+            own, groups = answer if what == "system" else 0, max(1, 512 // answer // GROUP)
             sides = {}
-            for side, rows in samples_of(model, answer, groups).items():
+            for side, rows in samples_of(model, answer, groups, own).items():
                 (share,) = rank_batches(rows, 1, 4096, shared_prefix=side == "shared")
                 sides[side] = partial(train_once, policy, share.batches())
             least = in_turn(sides, rounds)
             seconds = {side: least[side][0] for side in sides}
             if abs(least["naive"][1] - least["shared"][1]) > 1e-4 * max(1.0, abs(least["naive"][1])):
                 raise RuntimeError(f"the losses differ: {least}")
+            beyond = GROUP * (own + answer)
+            tokens = (4 * answer + beyond) / (GROUP * 4 * answer + beyond)
             found.append(
                 {
                     "model": model,
+                    "what": what,
                     "group": GROUP,
                     "prompt": 4 * answer,
                     "answer": answer,
-                    **{f"{side}_cpu_seconds": round(own, 4) for side, own in seconds.items()},
-                    "tokens_ratio": round((4 + GROUP) / (GROUP * 5), 3),
+                    **{f"{side}_cpu_seconds": round(taken, 4) for side, taken in seconds.items()},
+                    "tokens_ratio": round(tokens, 3),
                     "ratio": round(seconds["shared"] / seconds["naive"], 3),
-                    "over_tokens": round(seconds["shared"] / seconds["naive"] * GROUP * 5 / (4 + GROUP) - 1, 3),
+                    "over_tokens": round(seconds["shared"] / seconds["naive"] / tokens - 1, 3),
                     "over_floor": round(seconds["shared"] / seconds["floor"] - 1, 3),
                 }
             )
@@ -78,13 +87,13 @@ def main() -> None:
     args = parser.parse_args()
     rows = measure(args.quick, args.rounds)
     print(
-        "| model | P | R | naive CPU s | shared CPU s | floor CPU s | shared / naive (tokens) | above the tokens' ratio | above the floor |"
+        "| model | shared | P | R | naive CPU s | shared CPU s | floor CPU s | shared / naive (tokens) | above the tokens' ratio | above the floor |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         times = " | ".join(f"{row[f'{side}_cpu_seconds']:.3f}" for side in ("naive", "shared", "floor"))
         ratios = f"{row['ratio']:.2f} ({row['tokens_ratio']:.2f}) | {100 * row['over_tokens']:+.0f}% | {100 * row['over_floor']:+.0f}%"
-        print(f"| {row['model']} | {row['prompt']} | {row['answer']} | {times} | {ratios} |")
+        print(f"| {row['model']} | {row['what']} | {row['prompt']} | {row['answer']} | {times} | {ratios} |")
     print(json.dumps(rows))
 
 
