@@ -50,7 +50,7 @@ def inserted(text: str, line: int, new: str) -> str:
         lines.pop()
     if not 0 <= line <= len(lines):
         raise ToolError(f"insert_line must be from 0 to {len(lines)}, the number of lines, not {line}")
-    ends = text.endswith("\n") or line < len(lines) or not text
+    ends = text.endswith("\n") or not text
     made = "\n".join([*lines[:line], *new.removesuffix("\n").split("\n"), *lines[line:]])
     return f"{made}\n" if ends else made
 

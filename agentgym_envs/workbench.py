@@ -28,10 +28,10 @@ LONGEST_FILE = 4 << 20  # bytes of a file that the editor takes
 LONGEST_COMMAND = 1 << 20  # characters
 _BEGIN_SECONDS = 30.0
 _LOOK_SECONDS = 20.0  # for what the editor itself asks the sandbox
-_RESTARTED = "Note: the shell had ended since the last command; this one ran in a new shell."
+RESTARTED = "Note: the shell had ended since the last command; this one ran in a new shell."
 _TERMINAL = re.compile(r"^bash: \[.*\] tcsetattr: .*\n?", re.MULTILINE)  # of a shell whose command was killed
-_ABOUT = 'realpath -m -- "$1" && stat -L -c "%a %F" -- "$1"'
-_LISTED = 'find -L "$1" -mindepth 1 -maxdepth 2 -not -path "*/.*" -printf "%P%y\\n" | head -n 2000'
+_ABOUT = '{ stat -L -c "%a %F" -- "$1" || echo; } && realpath -m -- "$1"'  # a path may have line breaks
+_LISTED = 'cd -- "$1" && find -L . -mindepth 1 -maxdepth 2 -not -path "*/.*" -printf "%P%y\\n" | head -n 2000'
 # In the sandbox: its Python is that of the files, and text of an agent can exhaust a parser.
 _PARSES = """
 import ast, json, sys
@@ -99,7 +99,7 @@ class Workbench:
             result = self._opened.run(text, timeout=seconds)
         if not self._opened.alive:
             result = replace(result, stdout=result.stdout.removesuffix("exit\n"))
-        notes = [_RESTARTED] if restarted else []
+        notes = [RESTARTED] if restarted else []
         parts = (*notes, *(_TERMINAL.sub("", text) for text in (result.stdout, result.stderr)))
         output = "\n".join(part.strip("\n") for part in parts if part.strip())
         return replace(result, stdout=output, stderr="")
@@ -201,10 +201,11 @@ class Workbench:
 
     def _about(self, path: str) -> tuple[str, str | None]:
         """The path without links, and "MODE KIND" of what is there, or None."""
-        lines = self._ask(["bash", "-c", _ABOUT, "about", posixpath.join(self._folder, path)]).split("\n")
-        if not lines[0].startswith("/"):
+        found = self._ask(["bash", "-c", _ABOUT, "about", posixpath.join(self._folder, path)])
+        kind, _, place = found.partition("\n")
+        if not place.startswith("/"):
             raise ToolError(f"{path}: cannot be looked at")
-        return lines[0], lines[1] if len(lines) > 1 and lines[1] else None
+        return place.removesuffix("\n"), kind or None
 
     def _file(self, path: str) -> tuple[str, int]:
         place, kind = self._about(path)

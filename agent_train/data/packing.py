@@ -225,14 +225,25 @@ def _total(groups: Iterable[PrefixGroup], cost: Cost) -> int:
 
 
 def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[PrefixGroup]:
-    """The group in as few pieces as keep to the budget and cost no more than `most` besides the prefix, or sample by sample."""
+    """The group in about as few pieces as keep to the budget and cost no more than `most` besides the prefix.
+
+    Samples that do not even by themselves go alone.
+    """
     most += cost.of(group.prefix, 0)
-    least = -(-(group.tokens - group.prefix) // max(1, budget - group.prefix))
-    for parts in range(least, len(group.samples)):
+
+    def fit(pieces: Iterable[PrefixGroup]) -> bool:
+        return all(piece.tokens <= budget and piece.cost(cost) <= most for piece in pieces)
+
+    fitting = tuple(sample for sample in group.samples if fit([PrefixGroup((sample,), group.prefix)]))
+    apart = _alone(sample for sample in group.samples if sample not in fitting)
+    group = PrefixGroup(fitting, group.prefix)
+    parts = -(-(group.tokens - group.prefix) // max(1, budget - group.prefix))
+    while parts < len(fitting):
         pieces = [group] if parts == 1 else _cut(group, parts, cost)
-        if all(p.tokens <= budget and p.cost(cost) <= most for p in pieces):
-            return pieces
-    return _alone(group.samples)
+        if fit(pieces):
+            return apart + pieces
+        parts += max(1, parts // 16)
+    return apart + _alone(fitting)
 
 
 def _pack(groups: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:

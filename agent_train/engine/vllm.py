@@ -315,8 +315,11 @@ class VllmEngine(Engine):
         return bool(self.servers.numbers(STALE))
 
     async def stale(self) -> None:
-        await self._serving.wait()  # a server that comes back while the others sleep gets its weights with them
-        await self.servers.stale()
+        while True:
+            await self.servers.stale()
+            if self._serving.is_set():
+                return
+            await self._serving.wait()  # a server that comes back while the others sleep gets its weights with them
 
     async def losses(self) -> int:
         return await self.servers.find_dead()

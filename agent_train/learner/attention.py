@@ -89,13 +89,11 @@ def packed_attention(
             f"packed attention in {type(module).__name__} needs segments, one packed sequence, no mask, no dropout ({found})"
         )
     window = sliding_window if sliding_window is not None and sliding_window < segments.longest else None
-    if on_cpu_in_half(query.device, dtype := query.dtype):
-        query, key, value = query.float(), key.float(), value.float()
     if segments.trunks and query.is_cuda:
         return flex(query, key, value, segments, scaling, window), None
-    if segments.trunks:
+    if segments.trunks or on_cpu_in_half(query.device, query.dtype):
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return _Joined.apply(query[0], key[0], value[0], segments, scaling, window)[None].to(dtype), None
+        return _Joined.apply(query[0], key[0], value[0], segments, scaling, window)[None], None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
         bounds = (segments.cu_seqlens, segments.cu_seqlens, segments.longest, segments.longest)
@@ -103,14 +101,14 @@ def packed_attention(
         seen = (-1 if window is None else window - 1, 0)
         out_THD = varlen_attn(query_THD, key_TKD, value_TKD, *bounds, scale=scaling, window_size=seen, **_GROUPED)
         return out_THD.unsqueeze(0), None
-    return _by_runs(query, key, value, segments, scaling, window).to(dtype), None
+    return _by_runs(query, key, value, segments, scaling, window), None
 
 
 def on_cpu_in_half(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN computes matrix products: it makes kernels for each new shape, and keeps them.
 
-    Attention has as many shapes as samples have lengths, so it is computed in fp32 there, which takes as long. Other
-    layers get multiples of `MULTIPLE` tokens.
+    Attention has as many shapes as samples have lengths, so `_Joined` computes it there, in fp32, which takes as long.
+    Other layers get multiples of `MULTIPLE` tokens.
     """
     return device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
 
@@ -143,7 +141,10 @@ def band(size: int, window: int | None, device: torch.device) -> Tensor:
 
 
 class _Joined(torch.autograd.Function):
-    """Attention to shared prefixes, exact also in its gradient: that needs of the whole only the final answer and its log-sum-exp."""
+    """Attention to shared prefixes, exact also in its gradient: that needs of the whole only the final answer and its log-sum-exp.
+
+    It computes in fp32 at least, and keeps for the backward pass what it was given, in its own precision.
+    """
 
     @staticmethod
     def forward(
@@ -155,6 +156,8 @@ class _Joined(torch.autograd.Function):
         scaling: float,
         window: int | None,
     ) -> Tensor:
+        given_HTD, dtype = (query_HTD, key_KTD, value_KTD), query_HTD.dtype
+        query_HTD, key_KTD, value_KTD = map(_exact, given_HTD)
         heads, size, width = query_HTD.shape
         out_THD = query_HTD.new_empty(size, heads, width)
         calls = list(_calls(segments, window, query_HTD))
@@ -174,14 +177,16 @@ class _Joined(torch.autograd.Function):
             else:
                 out_THD[call.queries] = answer_NHD
             lse_HT[:, call.queries] = lse_HN
-        ctx.save_for_backward(query_HTD, key_KTD, value_KTD, out_THD, lse_HT)
+        out_THD = out_THD.to(dtype)
+        ctx.save_for_backward(*given_HTD, out_THD, lse_HT)
         ctx.calls, ctx.scaling = calls, scaling
         return out_THD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query_HTD, key_KTD, value_KTD, out_THD, lse_HT = ctx.saved_tensors
-        grad_HTD, out_HTD = grads[0].transpose(0, 1), out_THD.transpose(0, 1)
+        *saved, lse_HT = ctx.saved_tensors
+        query_HTD, key_KTD, value_KTD, out_THD = map(_exact, saved)
+        grad_HTD, out_HTD = _exact(grads[0]).transpose(0, 1), out_THD.transpose(0, 1)
         found = [torch.empty_like(x.transpose(0, 1)).transpose(0, 1) for x in (query_HTD, key_KTD, value_KTD)]
         for call in ctx.calls:
             parts = _flash_backward(
@@ -202,7 +207,11 @@ class _Joined(torch.autograd.Function):
                     place(whole).add_(part)
                 else:
                     place(whole).copy_(part)
-        return *found, None, None, None
+        return *(x.to(grads[0].dtype) for x in found), None, None, None
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _AttentionCall(NamedTuple):

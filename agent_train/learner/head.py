@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from agent_train.data.packing import MicroBatch
 from agent_train.learner.attention import hidden_states
@@ -224,7 +225,7 @@ class PackedPolicy(nn.Module):
     Backbone and head are called in one forward, so that FSDP around this module gathers the head's weight too.
     """
 
-    multiple = 1  # the backbone gets a multiple of so many tokens
+    multiple = 1  # backbone and head get a multiple of so many tokens
 
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
@@ -242,16 +243,17 @@ class PackedPolicy(nn.Module):
         """logprobs_T and entropy_T of the masked tokens, fp32, 0 elsewhere. Each token is predicted from the one before it."""
         hidden_TD = hidden_states(self.model, batch, self.multiple)
         index_M = batch.mask_T.nonzero()[:, 0]
+        size, more = len(index_M), -len(index_M) % self.multiple
         logprobs_M, entropy_M = chunked_head(
-            hidden_TD[batch.previous_T[index_M]],
+            pad(hidden_TD[batch.previous_T[index_M]], (0, 0, 0, more)),
             self.model.get_output_embeddings().weight,
-            batch.ids_T[index_M],
-            batch.temperature_T[index_M],
+            pad(batch.ids_T[index_M], (0, more)),
+            pad(batch.temperature_T[index_M], (0, more), value=1.0),
             self.head_chunk,
             self.vocab_chunk,
         )
         zeros_T = torch.zeros(len(batch.ids_T), dtype=torch.float32, device=hidden_TD.device)
-        return zeros_T.index_copy(0, index_M, logprobs_M), zeros_T.index_copy(0, index_M, entropy_M)
+        return zeros_T.index_copy(0, index_M, logprobs_M[:size]), zeros_T.index_copy(0, index_M, entropy_M[:size])
 
 
 class PackedValue(nn.Module):

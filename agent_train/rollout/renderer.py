@@ -97,7 +97,7 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; only special tokens that are written out in it are added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(_whole(text), add_special_tokens=False))
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         """The text of a completion, special tokens kept, as it reads after a prompt."""
@@ -113,7 +113,7 @@ class Renderer:
                 message["tool_calls"] = [_with_arguments_read(call) for call in message["tool_calls"]]
         try:
             given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": answering}
-            return str(self.tokenizer.apply_chat_template(view, **given))
+            return _whole(str(self.tokenizer.apply_chat_template(view, **given)))
         except Exception as error:  # a template is code of the model's author: jinja errors, TypeError, anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             why = f"{type(error).__name__}: {error}"
@@ -242,11 +242,16 @@ def _split_calls(text: str, turn: int) -> Iterator[tuple[str, list[dict[str, Any
     yield content, good
 
 
+def _whole(text: str) -> str:
+    """With "?" for half of a surrogate pair, which a model may write in JSON and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _read_call(block: str, call_id: str) -> dict[str, Any] | None:
     """A tool call from the JSON of a block, its arguments as sampled; None if it is not the JSON of a call."""
     try:
         value = json.loads(block)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
@@ -271,7 +276,7 @@ def _calling(content: str, calls: list[dict[str, Any]]) -> Message:
 
 def _with_arguments_read(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call whose arguments are an object; text that is no JSON object stays text."""
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         value = json.loads(call["function"]["arguments"])
         if isinstance(value, dict):
             return {**call, "function": {**call["function"], "arguments": value}}

@@ -222,7 +222,8 @@ def _next(folder: Path) -> Path:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
-    for old in earlier[: 1 - KEPT]:
+    left = [path for end in ("partial", "old") for path in folder.glob(f".*.{end}")]  # by ranks that were killed
+    for old in [*earlier[: 1 - KEPT], *left]:
         shutil.rmtree(old)
     return folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
 

@@ -41,6 +41,9 @@ async def _session_life() -> AsyncGenerator[aiohttp.ClientSession, None]:
     try:
         yield made
     finally:
+        # Both hold the loop, which would else stay as long as the process.
+        _sessions.pop(asyncio.get_running_loop(), None)
+        _limiters.pop(asyncio.get_running_loop(), None)
         await made.close()
 
 

@@ -251,8 +251,9 @@ class SandboxPool:
             self._staff()
 
     def _look(self) -> None:
-        while self.dropped:
-            self._take_back(self.dropped.popleft())
+        for pool in [*self.places.pools]:  # a place that another pool has lost is wanted, too
+            while pool.dropped:
+                pool._take_back(pool.dropped.popleft())
         self._serve()
         self._staff()
 

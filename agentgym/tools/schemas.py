@@ -135,7 +135,9 @@ def sole_argument(parameters: Mapping[str, Any]) -> str | None:
     return names[0] if len(names) == 1 and _takes_text(properties.get(names[0], {}), "") else None
 
 
-def _takes_text(schema: Mapping[str, Any], text: str) -> bool:
+def _takes_text(schema: Mapping[str, Any] | bool, text: str) -> bool:
+    if not isinstance(schema, Mapping):  # JSON Schema's true, for anything
+        return False
     if "enum" in schema:
         return text in schema["enum"]
     if "anyOf" in schema:

@@ -29,7 +29,7 @@ from agentgym_envs.swe_bench.patches import PatchError
 from agentgym_envs.swe_bench.tasks import instance_of, load_tasks
 from agentgym_envs.swe_bench.verdict import reader_of
 from agentgym_envs.swe_bench.worktree import ACTIVATE, DEFAULT_SIZE, FOLDER, Size
-from agentgym_envs.workbench import Workbench
+from agentgym_envs.workbench import RESTARTED, Workbench
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FEW = 5  # turns left from which on an observation says so
@@ -201,7 +201,8 @@ class SWEBench(Env):
         if len(blocks) != 1:
             return [user(TEXT_HINT.format(count=len(blocks)))]
         result = self._bench.run(blocks[0].replace("\0", ""), timeout=max(1.0, self._until - time.monotonic()))
-        self._submitted = result.ok and result.stdout.lstrip("\n").partition("\n")[0].strip() == SUBMIT
+        first = result.stdout.removeprefix(RESTARTED).lstrip("\n").partition("\n")[0]
+        self._submitted = result.ok and first.strip() == SUBMIT
         return [user(f"<returncode>{result.exit_code}</returncode>\n<output>\n{self._bench.told(result)}\n</output>")]
 
     def _warned(self, observation: Observation) -> Observation:

@@ -16,11 +16,11 @@ from agent_train.learner.worker import LearnerWorker
 VOCAB = 40
 
 
-def write_model(folder, seed=0, tied=True, kv_heads=2, head_dim=8):
+def write_model(folder, seed=0, tied=True, kv_heads=2, head_dim=8, vocab=VOCAB):
     """A Qwen3 folder with grouped-query attention; its weights are spread widely enough that a mistake shows."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -295,7 +295,7 @@ def test_tokens_that_fill_a_micro_batch_up_change_nothing(model_dir, role):
 
 def resident_after_new_lengths(model_dir, out):
     """The megabytes that a rank of bfloat16 takes after some updates, and after more of other lengths."""
-    config = make_config(microbatch_tokens=BIG)
+    config = make_config(microbatch_tokens=BIG, head_chunk=1024)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     taken = []
     with one_rank(model_dir, config) as worker:
@@ -308,7 +308,7 @@ def resident_after_new_lengths(model_dir, out):
 
 def test_a_rank_in_half_precision_takes_no_more_memory_for_each_new_length(tmp_path):
     out = torch.multiprocessing.get_context("spawn").Queue()
-    folder = write_model(tmp_path / "model", head_dim=64)
+    folder = write_model(tmp_path / "model", head_dim=64, vocab=8192)
     process = torch.multiprocessing.get_context("spawn").Process(target=resident_after_new_lengths, args=(folder, out))
     process.start()
     before, after = out.get(timeout=300)

@@ -70,6 +70,14 @@ def test_the_models_known_by_size_are_qwen3s(size, parameters):
     assert shape_of(folder).parameters == counted(AutoConfig.from_pretrained(folder)) == parameters
 
 
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch):
+    """The plan is of GPUs: what the learner does for half precision on CPUs is left out."""
+    for module in ("attention", "fsdp"):
+        monkeypatch.setattr(f"agent_train.learner.{module}.on_cpu_in_half", lambda *_: False)
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
 def test_a_rank_takes_at_most_the_memory_of_the_plan_and_not_much_less(tmp_path):
     AutoModelForCausalLM.from_config(Qwen3Config(**GROUPED, head_dim=32)).save_pretrained(tmp_path)
     config = make_config(gradient_checkpointing=True, head_chunk=64, microbatch_tokens=400)
@@ -86,6 +94,7 @@ def test_a_rank_takes_at_most_the_memory_of_the_plan_and_not_much_less(tmp_path)
     assert measured <= planned <= 1.3 * measured
 
 
+@pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_block_keeps_the_activations_of_the_plan(dtype, tmp_path):
     from agent_train.learner.head import PackedPolicy

@@ -243,6 +243,13 @@ def test_a_tree_that_is_too_long_becomes_prefix_groups_of_fewer_rows():
     assert [[prefix.samples for prefix in own] for own in share.prefixes] == [[4], [4]]
 
 
+def test_a_row_that_is_too_long_for_a_micro_batch_goes_alone_and_the_others_share():
+    rng = random.Random(0)
+    rows = group_of("a", 40, [10] * 4 + [200], rng)
+    (share,) = rank_batches(rows, 1, 120, shared_prefix=True)
+    assert sorted(len(batch.ids_T) for batch in share.batches()) == [80, 240]
+
+
 def test_one_group_on_two_ranks_is_divided_among_them():
     rng = random.Random(0)
     dealt = rank_batches(group_of("a", 8, [10] * 8, rng), 2, 1000, shared_prefix=True)

@@ -1,11 +1,14 @@
 """The limiter that all requests to one endpoint pass. The endpoint is a double that refuses more than it can take."""
 
 import asyncio
+import gc
 import math
+import weakref
 
 import pytest
 
-from agentgym.policies.endpoints import ConcurrencyLimiter, backoff, limiter_of, retry_after
+from agentgym.policies.endpoints import ConcurrencyLimiter, backoff, limiter_of, retry_after, session
+from agentgym.service.client.connection import shared
 
 
 def run(coroutine):
@@ -151,3 +154,15 @@ def test_retry_after_is_a_number(header, seconds):
 def test_retry_after_may_be_a_date():
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert retry_after("Wed, 21 Oct 2095 07:28:00 GMT") > 1e9
+
+
+def test_event_loops_do_not_stay_behind():
+    async def go():
+        limiter_of("http://127.0.0.1:1/v1")
+        await session()
+        await shared("key", lambda: asyncio.sleep(0))
+        return weakref.ref(asyncio.get_running_loop())
+
+    loops = [asyncio.run(go()) for _ in range(3)]
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 3

@@ -7,6 +7,7 @@ docs/training.md lists the fields of a record. Every error names the file, the l
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def _records(path: Path) -> Iterator[tuple[str, Record]]:
     for file in _files(path):
         try:
             yield from _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise DataError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -132,7 +133,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Record]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 hint = "; the file is JSON Lines: one object a line" if line.strip() in "[{" else ""
                 raise DataError(f"{path}:{number}: no JSON: {error}{hint}") from error
             if not isinstance(record, dict):

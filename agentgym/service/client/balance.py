@@ -140,6 +140,7 @@ class Pool:
 
     def move(self, url: str, to: str) -> None:
         with self._lock:
+            self.urls = tuple(to if one == url else one for one in self.urls)
             self.servers = [Server(to) if server.url == url else server for server in self.servers]
 
     def told(self, server: Server, sessions: int, room: int | None) -> None:

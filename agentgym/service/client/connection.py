@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import socket
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 CONNECT_SECONDS = 10.0
+HELLO_SECONDS = frames.ServiceLimits().init_seconds
 CLOSE_SECONDS = 2.0
 LARGEST_ANSWER = 64 << 20
 _ABSENT = "there is no such argument"
@@ -76,36 +78,53 @@ class Hello:
 async def connect(
     address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
+    """Open a session, or with `resume` go on with one. Raises `NotOpened`."""
     import aiohttp
 
     headers = address.headers()
     if resume is not None:
         headers[frames.RESUME_HEADER] = resume
     ws: aiohttp.ClientWebSocketResponse | None = None
+    opened, begun = False, time.monotonic()
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             ws = await open_websocket(address, f"{server}{address.path}/session", headers)
-            message = await ws.receive()
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
-            hello = Hello.read(message.data)
-            if wrong := difference(expects, hello.env.get("kwargs")):
-                await close_in_order(ws)
-                raise NotOpened(wrong, lasting=True)
-            return ws, hello
+        message = await _first_message(ws, address, server)
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
+        hello = Hello.read(message.data)
+        if wrong := difference(expects, hello.env.get("kwargs")):
+            await close_in_order(ws)
+            raise NotOpened(wrong, lasting=True)
+        opened = True
+        return ws, hello
     except aiohttp.WSServerHandshakeError as error:
         raise _of_status(error, address, resume) from error
     except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
         raise NotOpened(f"TLS failed: {said(error)}: a certificate of your own needs ca_file=", lasting=True) from error
     except TimeoutError:
-        cut(ws)
-        raise NotOpened(f"no session within {CONNECT_SECONDS:g} s") from None
+        raise NotOpened(f"no session within {time.monotonic() - begun:.0f} s") from None
     except (OSError, aiohttp.ClientError) as error:
         refused = isinstance(getattr(error, "os_error", error), ConnectionRefusedError)
         raise NotOpened(said(error), absent=refused) from error
-    except BaseException:
-        cut(ws)
-        raise
+    finally:
+        if ws is not None and not opened and resume is None:
+            # Cut off, the server would keep the new session for a client that comes back.
+            await close_in_order(ws, seconds=0.1)
+        elif not opened:
+            cut(ws)
+
+
+async def _first_message(ws: aiohttp.ClientWebSocketResponse, address: Address, server: str) -> aiohttp.WSMessage:
+    """It comes when the environment is made, which may take long: the server's health must answer meanwhile."""
+    receiving = asyncio.ensure_future(ws.receive())
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            while not (await asyncio.wait([receiving], timeout=CONNECT_SECONDS))[0]:
+                await get(address, server, "/health", CONNECT_SECONDS)
+        return receiving.result()
+    finally:
+        receiving.cancel()
 
 
 async def get(
@@ -159,9 +178,10 @@ def _of_status(error: aiohttp.WSServerHandshakeError, address: Address, resume: 
     return NotOpened(why, lasting=True)
 
 
-async def close_in_order(ws: aiohttp.ClientWebSocketResponse) -> None:
+async def close_in_order(ws: aiohttp.ClientWebSocketResponse, seconds: float = CLOSE_SECONDS) -> None:
+    """Close with a close frame, whose answer is waited for this long."""
     with contextlib.suppress(Exception):  # it is gone already, or does not answer: either way nothing is left to do
-        await asyncio.wait_for(ws.close(), CLOSE_SECONDS)
+        await asyncio.wait_for(ws.close(), seconds)
 
 
 def cut(ws: aiohttp.ClientWebSocketResponse | None) -> None:
@@ -205,5 +225,7 @@ async def shared(key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]) ->
     """The result of `work()`. Callers with the same key share it while it runs."""
     running = _shared.setdefault(asyncio.get_running_loop(), {})
     if key not in running or running[key].done():
-        running[key] = in_background(work())
+        running[key] = task = in_background(work())
+        # The task holds the loop, which would else stay as long as the process.
+        task.add_done_callback(lambda done: running.pop(key) if running.get(key) is done else None)
     return await asyncio.shield(running[key])  # a caller that is cancelled leaves it to the others

@@ -17,8 +17,10 @@ from agentgym.core.usage_error import instead
 from agentgym.service.client.address import REMOTE_ENV, Address, Unavailable, parse
 from agentgym.service.client.balance import pool_of
 from agentgym.service.client.blocking_websocket import said_in
+from agentgym.service.protocol.frames import ServiceLimits
 
 SECONDS = 10.0
+MAKING_SECONDS = ServiceLimits().init_seconds  # for the record of an environment, which is made for it
 LARGEST = 64 << 20
 RECORD_SECONDS = 60.0
 PAGE, PAGES = 100, 500
@@ -50,7 +52,7 @@ def record_of(address: Address) -> dict[str, Any]:
 
 def _record_at(address: Address) -> dict[str, Any]:
     with contextlib.suppress(NotFound):  # the others that are served may take long to make
-        answer = ask(address, address.path)
+        answer = ask(address, address.path, seconds=MAKING_SECONDS)
         if isinstance(answer, dict) and answer.get("id") == address.env:
             return answer
     known = records_at(address)
@@ -137,14 +139,14 @@ class _Pages:
         return {**answer, "tasks": tasks}
 
 
-def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> Any:
+def ask(address: Address, path: str, query: Mapping[str, Any] | None = None, seconds: float = SECONDS) -> Any:
     """GET a path as JSON; if a server fails, the next one is asked. Raises `NotFound` or `Unavailable`."""
     reasons: dict[str, str] = {}
     missing = ""
     known = sorted(pool_of(address.servers).servers, key=lambda server: bool(server.why))
     for server in dict.fromkeys(one.service or one.url for one in known):
         try:
-            return _get(address, server, f"{path}?{urlencode(query)}" if query else path)
+            return _get(address, server, f"{path}?{urlencode(query)}" if query else path, seconds)
         except NotFound as error:
             missing = str(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -155,8 +157,10 @@ def ask(address: Address, path: str, query: Mapping[str, Any] | None = None) -> 
     raise Unavailable(f"{address.env or address.servers[0]}: no server answers: {why}")
 
 
-def _get(address: Address, server: str, target: str) -> Any:
-    status, body = fetch(address, server, target, address.headers())
+def _get(address: Address, server: str, target: str, seconds: float) -> Any:
+    if seconds > SECONDS:
+        fetch(address, server, "/health", address.headers())  # a server that hangs is not waited for
+    status, body = fetch(address, server, target, address.headers(), seconds=seconds)
     if status == 200:
         return json.loads(body)
     said = said_in(body) or body[:200].decode("utf-8", "replace").strip()
@@ -176,15 +180,19 @@ def fetch(
 ) -> tuple[int, bytes]:
     """Status and body of a GET, or with a body of a POST. Raises OSError, `http.client.HTTPException` or ValueError.
 
-    `seconds` limit each wait; three times as many the whole answer.
+    `seconds` limit each wait, that for a connection at most `SECONDS`; three times as many the whole answer.
     """
     parts = urlsplit(server)
     if parts.hostname is None:
         raise ValueError(f"{server} names no host")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=min(seconds, SECONDS))
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=address.tls())
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=min(seconds, SECONDS), context=address.tls()
+        )
     with contextlib.closing(connection):
+        connection.connect()
+        connection.sock.settimeout(seconds)
         connection.request("GET" if body is None else "POST", parts.path + target, body, {**_JSON, **headers})
         answer = connection.getresponse()
         until = time.monotonic() + 3 * seconds

@@ -261,10 +261,12 @@ class Connection:
         if not self._reading.acquire(blocking=False):
             return
         try:
-            frames = self._frames
+            frames, peek = self._frames, socket.MSG_PEEK | socket.MSG_DONTWAIT
             with contextlib.suppress(OSError):
-                while len(frames.buffer) < _CHUNK and (data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)):
-                    frames.buffer += data
+                while len(frames.buffer) < _CHUNK and (data := self._socket.recv(_CHUNK, peek)):
+                    if contains_close(frames.buffer + data):
+                        break  # it stays in the socket, where the server looks for it when the client is gone
+                    frames.buffer += self._socket.recv(len(data))
             while frames.buffer[:1] == bytes((128 | PING,)) and (message := frames.next()):
                 self._write_now(encoded(PONG, message[1]))
         except Refused:  # the main thread meets it, too

@@ -112,6 +112,17 @@ class NotMade(Faulty):
         raise OSError("there is no such database")
 
 
+class MadeSlowly(Faulty):
+    """Its constructor takes so many seconds; the first step ends its episode."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        time.sleep(seconds)
+
+    def step(self, action):
+        return self.outcome("Done.", 1.0, terminated=True)
+
+
 class Stubborn(Faulty):
     """Does not close."""
 

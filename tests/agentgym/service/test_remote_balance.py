@@ -33,6 +33,15 @@ def both(*servers: FaultyServer, **settings: Any) -> Any:
     return agentgym.make(",".join(server.url for server in servers), **settings)
 
 
+def test_a_server_that_moved_stays_where_it_is() -> None:
+    """As an environment worker does that was started again, at another port."""
+    first, second, new = (f"http://127.0.0.1:{port}" for port in (1001, 1002, 1003))
+    pool = Pool([first, second])
+    pool.move(first, new)
+    asyncio.run(balance.find_servers(pool))
+    assert {server.url for server in pool.servers} == {new, second}
+
+
 def opened(env: Any, n: int) -> None:
     """Open sessions of n environments at the same time, and close them."""
 

@@ -27,6 +27,7 @@ from agentgym.service.client import balance, connection, lookup
 from agentgym.service.client import session_client as client
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.connection import difference
+from agentgym.service.protocol.frames import ServiceLimits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
 from serving_process import Serving, serving
@@ -267,3 +268,25 @@ def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch
     with served(specs={"faulty": EnvSpec(id="faulty", entry_point="service_faults:Faulty")}) as server:
         asyncio.run(play(f"{server.url}/faulty"))
     assert len(asked) > 1
+
+
+SLOW = {"slow": EnvSpec(id="slow", entry_point="service_faults:MadeSlowly", kwargs={"seconds": 1.5})}
+
+
+def test_an_environment_may_take_longer_to_make_than_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.4)
+    monkeypatch.setattr(lookup, "SECONDS", 0.4)
+    with served(specs=SLOW, max_sessions=1) as server:
+        env, task = agentgym.make(f"{server.url}/slow"), agentgym.Task("1")
+        played = asyncio.run(run_episode(env, ScriptedPolicy(["done"]), task))  # type: ignore[arg-type]
+        assert (played.error, played.reward) == (None, 1.0)
+
+
+def test_a_session_that_is_given_up_while_it_is_opened_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(specs=SLOW, max_sessions=1, limits=ServiceLimits(close_seconds=0.5, resume_seconds=600.0)) as server:
+        env, task = agentgym.make(f"{server.url}/slow"), agentgym.Task("1")
+        limits = Limits(init_timeout=0.5)
+        given_up = asyncio.run(run_episode(env, ScriptedPolicy(["done"]), task, limits=limits))  # type: ignore[arg-type]
+        assert "init took longer" in str(given_up.error)
+        again = asyncio.run(run_episode(env, ScriptedPolicy(["done"]), task))  # type: ignore[arg-type]
+        assert (again.error, again.reward) == (None, 1.0)
