@@ -229,3 +229,16 @@ def test_episodes_are_liked_by_their_success_or_by_a_bound(run):
     assert [e.label for e in read_examples(run, "kto")] == [False, True, True, True]
     with pytest.raises(DataError, match="every example is disliked"):
         read_examples(run, "kto", min_reward=5)
+
+
+def test_a_damaged_archive_and_a_line_that_is_nested_too_deep_are_named(tmp_path):
+    packed = bytearray(gzip.compress(json.dumps({"messages": [HI, YES]}).encode() * 20))
+    for place in range(12, 30):
+        damaged = bytearray(packed)
+        damaged[place] ^= 0xFF
+        (tmp_path / "data.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"data\.jsonl\.gz"):
+            read_examples(tmp_path / "data.jsonl.gz", "sft")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(DataError, match=r"deep\.jsonl:1: no JSON"):
+        read_examples(tmp_path / "deep.jsonl", "sft")

@@ -222,3 +222,13 @@ def test_content_parts_are_joined():
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert render.text([parts]) == "<|user|>ab<|end|><|assistant|>"
     assert forgetful().chat_template != tiny().chat_template
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_half_of_a_surrogate_pair_and_deep_nesting_are_no_error(name):
+    render = renderer(name)
+    call = '{"name": "say", "arguments": {"text": "\\ud83d"}}'
+    for block in (call, "[" * 100_000):
+        completion = said(render, f"<tool_call>\n{block}\n</tool_call>")
+        conversation = [user("cut \ud83d"), render.parse(completion), user("go on")]
+        assert render.prompt(conversation, [CALC]).ids

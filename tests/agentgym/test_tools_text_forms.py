@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agentgym.tools.schemas import sole_argument, typed
 from agentgym.tools.text_forms import FinalAnswer, NotJson, answer_in, calls_in, parse_json, spoken
 from agentgym.tools.toolset import ToolCall, ToolSet, tool
 
@@ -367,3 +368,9 @@ def test_fences_of_every_length_take_no_longer_than_their_text():
     calls(text)
     calls(text[::-1])
     assert time.monotonic() - began < 20
+
+
+def test_an_argument_of_any_type_is_read_as_json_or_as_text():
+    parameters = {"properties": {"x": True, "y": True}}
+    assert typed({"x": "1", "y": "one"}, parameters) == {"x": 1, "y": "one"}
+    assert sole_argument({"properties": {"x": True}}) is None

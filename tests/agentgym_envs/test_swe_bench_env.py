@@ -88,6 +88,13 @@ def test_an_empty_patch_earns_nothing(start):
     assert (reward, terminated, info["success"], info["patch"], info["model_patch"]) == (0.0, True, False, "empty", "")
 
 
+def test_the_marker_submits_in_a_new_shell_too(start):
+    env = start(interface="text")
+    env.step(block("exit 1"))
+    _, _, terminated, _, info = env.step(block(f"echo {SUBMIT}"))
+    assert (terminated, info["submitted"]) == (True, True)
+
+
 def test_the_replies_are_used_up_and_the_work_counts(start):
     env = start(max_turns=1)
     _, reward, terminated, truncated, info = env.step(env.expert_action())

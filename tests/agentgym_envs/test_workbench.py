@@ -119,6 +119,17 @@ class TestEditor:
         edit("str_replace", "link", old_str="a", new_str="b")
         assert bench.bash("stat -c '%a %F' real/run.sh; test -L link; cat link") == "755 regular file\nb"
 
+    def test_names_with_line_breaks_are_those_of_files_of_their_own(self, edit, bench):
+        bench.bash("echo old > a.py")
+        edit("create", "a.py\n", file_text="new\n")
+        edit("create", "a.py\nb", file_text="x\n")
+        assert "1\ty" in edit("str_replace", "a.py\nb", old_str="x", new_str="y")
+        assert bench.bash("cat a.py a.py$'\\n' a.py$'\\nb'") == "old\nnew\ny"
+
+    def test_a_hidden_folder_is_listed_when_it_is_named(self, edit, bench):
+        bench.bash("mkdir -p .github/workflows .github/.cache; touch .github/workflows/ci.yml .github/.cache/x")
+        assert edit("view", ".github").endswith("hidden files:\nworkflows/\nworkflows/ci.yml")
+
     def test_bytes_that_are_no_utf8_stay(self, edit, bench):
         bench.bash("printf '\\351 old\\r\\n' > latin")
         assert "?" in edit("view", "latin") or "\ufffd" in edit("view", "latin")
@@ -166,6 +177,7 @@ class TestTexts:
             ("a\nb\n", 1, "x", "a\nx\nb\n"),
             ("a\nb\n", 2, "x\ny\n", "a\nb\nx\ny\n"),
             ("a", 1, "x", "a\nx"),
+            ("a\nb", 0, "x", "x\na\nb"),
             ("", 0, "x", "x\n"),
         ],
     )

@@ -1,5 +1,6 @@
 """Places that several pools share. The sandboxes are the fault doubles of pool_doubles.py, which run nothing."""
 
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -238,3 +239,15 @@ class TestAhead:
         assert maker.attempts == 1
         maker.error = None
         assert pool.acquire(30).alive
+
+
+def test_a_lease_of_another_pool_that_was_forgotten_gives_its_place_back(pool_of):
+    places = Places(1)
+    one, two = pool_of(places), pool_of(places, open=Maker())
+    lease = one.acquire()
+    with ThreadPoolExecutor(1) as threads:
+        wait = threads.submit(two.acquire, 10)
+        until(lambda: len(two.waiters) == 1)
+        del lease
+        gc.collect()
+        assert wait.result(10).alive
