@@ -142,9 +142,9 @@ def test_many_that_are_made_at_once_ask_once_and_need_no_server_later(monkeypatc
     server, asked = FaultyServer(spec("frozen_lake")), []
     real = lookup.ask
 
-    def ask(address: Any, path: str, *more: Any) -> Any:
+    def ask(address: Any, path: str, *more: Any, **limits: Any) -> Any:
         asked.extend([path] if path == address.path else [])
-        return real(address, path, *more)
+        return real(address, path, *more, **limits)
 
     monkeypatch.setattr(lookup, "ask", ask)
     made: list[Any] = []
