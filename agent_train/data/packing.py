@@ -11,7 +11,7 @@ Legend: T tokens of one packed micro-batch, S samples (segments) in it.
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, compress, takewhile
 from typing import Any
 
 import torch
@@ -234,8 +234,9 @@ def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[Pref
     def fit(pieces: Iterable[PrefixGroup]) -> bool:
         return all(piece.tokens <= budget and piece.cost(cost) <= most for piece in pieces)
 
-    fitting = tuple(sample for sample in group.samples if fit([PrefixGroup((sample,), group.prefix)]))
-    apart = _alone(sample for sample in group.samples if sample not in fitting)
+    fits = [fit([PrefixGroup((sample,), group.prefix)]) for sample in group.samples]
+    apart = _alone(sample for sample, fitted in zip(group.samples, fits, strict=True) if not fitted)
+    fitting = tuple(compress(group.samples, fits))
     group = PrefixGroup(fitting, group.prefix)
     parts = -(-(group.tokens - group.prefix) // max(1, budget - group.prefix))
     while parts < len(fitting):
