@@ -241,13 +241,14 @@ class TestAhead:
         assert pool.acquire(30).alive
 
 
-def test_a_lease_of_another_pool_that_was_forgotten_gives_its_place_back(pool_of):
+@pytest.mark.parametrize("pools", [1, 2], ids=["of the same pool", "of another pool"])
+def test_a_lease_that_is_forgotten_gives_its_place_to_who_waits(pool_of, pools):
     places = Places(1)
-    one, two = pool_of(places), pool_of(places, open=Maker())
-    lease = one.acquire()
+    made = [pool_of(places, open=Maker()) for _ in range(pools)]
+    lease = made[0].acquire()
     with ThreadPoolExecutor(1) as threads:
-        wait = threads.submit(two.acquire, 10)
-        until(lambda: len(two.waiters) == 1)
+        wait = threads.submit(made[-1].acquire, 10)
+        until(lambda: len(made[-1].waiters) == 1)
         del lease
         gc.collect()
         assert wait.result(10).alive

@@ -287,17 +287,6 @@ def test_a_lease_that_was_forgotten_comes_back(pool_of, maker):
     assert maker.made[0].resets == 1
 
 
-def test_a_lease_forgotten_while_another_waits_comes_back(pool_of):
-    pool = pool_of(limit=1)
-    lease = pool.acquire()
-    with ThreadPoolExecutor(1) as threads:
-        wait = threads.submit(pool.acquire, 10)
-        until(lambda: len(pool.waiters) == 1)
-        del lease
-        gc.collect()
-        assert wait.result(10).alive
-
-
 def test_an_interrupted_wait_takes_nothing(pool_of):
     pool = pool_of(limit=1)
     held = pool.acquire()
