@@ -1,9 +1,8 @@
 """From the command line to a `Config`: Hydra composes `configs/`, the dataclasses are the schema. Nothing here imports torch."""
 
 import contextlib
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from agent_train.cluster.placement import visible_gpus
 from agent_train.config.model_folder import context_of, is_tiny
 from agent_train.config.schema import MODES, Config, ConfigError, default_config, first_line, settings
 from agentgym.core.registration import UnknownEnvError, registry, spec
-from agentgym.core.usage_error import more_words
+from agentgym.core.usage_error import closest, more_words
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
@@ -122,10 +121,6 @@ def environment_names() -> list[str]:
     return sorted({*choices("env"), *registry})
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    return max(sorted(candidates), key=lambda name: difflib.SequenceMatcher(None, word, name).ratio())
-
-
 def _parse(overrides: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
@@ -195,13 +190,13 @@ def _check_key(key: str) -> None:
     if inside := [known for known in keys if known.startswith(f"{key}.")]:
         raise ConfigError(f"{key!r} is a section: set one of its keys: {', '.join(inside)}")
     same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    guess = " or ".join(more_words(key, keys) or same_leaf) or nearest(key, keys)
+    guess = " or ".join(more_words(key, keys) or same_leaf) or closest(key, keys)
     raise ConfigError(f"unknown key {key!r}: did you mean {guess}?")
 
 
 def _known_choice(group: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
-        guess = f"did you mean {group}={nearest(name, names)}? Choices: {', '.join(names)}"
+        guess = f"did you mean {group}={closest(name, names)}? Choices: {', '.join(names)}"
         raise ConfigError(f"{group}={name}: unknown choice: {guess}")
     return name
 
@@ -219,7 +214,7 @@ def _env_overrides(name: str) -> list[str]:
     try:
         found = spec(name)
     except UnknownEnvError as error:
-        guess = f"did you mean {nearest(name, environment_names())}? {_environments()}"
+        guess = f"did you mean {closest(name, environment_names())}? {_environments()}"
         raise ConfigError(f"unknown environment {name!r}: {guess}") from error
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"env={name}: {first_line(error)}") from error
@@ -250,7 +245,7 @@ def _explain(error: BaseException) -> str:
     keys = settings()
     is_section = any(known.startswith(f"{key}.") for known in keys)
     if key and key not in keys and not is_section and not key.startswith(FREE_KEYS):
-        return f"unknown key {key!r}: did you mean {nearest(key, keys)}?"
+        return f"unknown key {key!r}: did you mean {closest(key, keys)}?"
     wanted = KINDS.get(keys[key].kind) if key in keys else None
     problem = first_line(cause)
     return f"{key}: needs {wanted}: {problem}" if wanted else f"{key}: {problem}" if key else problem

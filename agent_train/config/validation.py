@@ -17,7 +17,6 @@ from typing import Any
 
 from agent_train.cluster.placement import gpus_needed, past_servers, servers_of, visible_gpus
 from agent_train.config.combinations import run_agent, wrong_colocation, wrong_combinations, wrong_files, wrong_learner
-from agent_train.config.compose import nearest
 from agent_train.config.extensions import POINTS, TRACKER_PACKAGES
 from agent_train.config.model_folder import context_of
 from agent_train.config.schema import OWN, PAST, Config, ConfigError, first_line, get, settings
@@ -30,6 +29,7 @@ from agentgym.agents.named import check_tools
 from agentgym.core.env import Env, close_unused
 from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec, UnknownEnvError, parameters, spec
+from agentgym.core.usage_error import closest
 from agentgym.evaluate.agents import BUILT_IN
 from agentgym.sandbox import SandboxError, describe
 from agentgym.sandbox.backends.select import check_backend
@@ -104,7 +104,7 @@ def _wrong_choice(value: Any, known: Setting) -> str | None:
             return str(error)
     elif known.choices and value not in known.choices:
         words = [name or "null" for name in known.choices]
-        return f"unknown: did you mean {nearest(str(value), words)}? Choices: {', '.join(words)}"
+        return f"unknown: did you mean {closest(str(value), words)}? Choices: {', '.join(words)}"
     return None
 
 

@@ -39,7 +39,9 @@ async def start_parts(
             dtype=config.model.dtype,
             seed=config.trainer.seed,
             deterministic=config.trainer.deterministic,
-            on_progress=lambda line, seconds: tracker.phase("starting the engine", f"{seconds:.0f} s: {line}"),
+            on_progress=lambda line, seconds: tracker.phase(
+                "starting the engine", f"{seconds:.0f} s{line and f': {line}'}"
+            ),
             **own,
         )
         stack.push_async_callback(_close_in_time, engine)

@@ -27,8 +27,19 @@ def nearest(word: object, known: Iterable[object]) -> str:
     # A longer or shorter form of a word is nearer than one that looks alike: evaluate means eval, not validate.
     begun = [name for name in names if len(name) > 2 and str(word).startswith(name)]
     begun += [name for name in names if len(str(word)) > 2 and name.startswith(str(word))]
-    near = begun or more_words(str(word), names) or difflib.get_close_matches(str(word), names, 1, 0.6)
+    near = begun or more_words(str(word), names)
+    if names and not near:
+        near = difflib.get_close_matches(str(word), [closest(str(word), names)], 1, 0.6)
     return f": did you mean {near[0]}?" if near else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known name that looks most like a word: the one with the same letters, if there is one."""
+
+    def likeness(name: str) -> tuple[bool, float]:
+        return sorted(word) == sorted(name), difflib.SequenceMatcher(None, word, name).ratio()
+
+    return max(sorted(known), key=likeness)
 
 
 def more_words(word: str, known: Iterable[str]) -> list[str]:

@@ -32,6 +32,7 @@ BAD = {
     "unknown env": (["+env=frozn_lake"], "frozen_lake"),
     "unknown key": ([*QUICK, "trainer.stps=3"], "trainer.steps"),
     "unknown choice": (["+env=frozen_lake", "engine=vlm"], "engine=vllm"),
+    "swapped letters": (["+env=frozen_lake", "algorithm=gpro"], "did you mean algorithm=grpo?"),
     "wrong type": ([*QUICK, "trainer.steps=x"], "trainer.steps"),
     "no environment": ([], "+env="),
     "no model folder": ([*QUICK, "model.path=/nowhere"], "model.path"),

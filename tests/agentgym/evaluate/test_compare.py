@@ -67,6 +67,16 @@ def test_a_run_is_as_good_as_itself(pair):
     assert (found.measures["success"].mean, found.measures["success"].ties, found.changed) == (0.0, 4, [])
 
 
+def test_no_interval_of_success_is_wider_than_success_can_differ(tmp_path):
+    a = evaluation(tmp_path / "a", [(cell(), rewards({"t1": [1], "t2": [1], "t3": [1]}))])
+    b = evaluation(tmp_path / "b", [(cell(), rewards({"t1": [0], "t2": [0], "t3": [1]}))])
+    (found,) = compare_runs(a, b).cells
+    success, reward = found.measures["success"], found.measures["reward"]
+    # Student's t by hand: the mean -2/3, its standard error 1/3, the quantile of 2 degrees of freedom 4.303.
+    assert (reward.low, reward.high) == pytest.approx((-2 / 3 - 4.303 / 3, -2 / 3 + 4.303 / 3), abs=1e-3)
+    assert (success.low, success.high) == pytest.approx((-1, reward.high))
+
+
 def test_pairing_finds_a_difference_that_is_small_beside_that_of_tasks(tmp_path):
     rng = random.Random(0)
     levels = {f"t{i}": rng.uniform(0, 100) for i in range(30)}
