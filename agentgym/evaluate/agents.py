@@ -69,10 +69,13 @@ def chat(
         serve: that folder.
         name: default: the model's.
     """
-    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
-    del given["name"]
-    settings = {key: value for key, value in given.items() if value is not None and value is not False and value != {}}
-    return AgentSpec(name or model, "chat", settings)
+    return AgentSpec(name or model, "chat", _settings(**locals()))
+
+
+def _settings(name: object, serve: str | Path | None, extra: Mapping[str, Any] | None, **given: Any) -> dict[str, Any]:
+    """Those that were given, as JSON; the name is none."""
+    given |= {"serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
+    return {key: value for key, value in given.items() if value is not None and value is not False and value != {}}
 
 
 def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentSpec:
@@ -134,10 +137,7 @@ def playing(
     The model's settings are of calls that do not have their own. With an image a command runs in a sandbox. Its policies are those
     of a spec that is `behind` a gateway.
     """
-    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
-    del given["name"]
-    settings = {key: value for key, value in given.items() if value is not None and value != {}}
-    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", settings)
+    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", _settings(**locals()))
 
 
 @asynccontextmanager
