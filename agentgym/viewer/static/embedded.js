@@ -36,21 +36,15 @@
     return !sought || textOf(run, row.key).includes(sought);
   }
 
-  function sorted(rows, by, order) {
-    const sign = order === "desc" ? -1 : 1;
-    if (!by || by === "stored") return sign < 0 ? rows.slice().reverse() : rows;
-    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
-    const absent = (x) => x === null || x === undefined;
-    return rows.slice().sort((one, two) => {
-      const [a, b] = [one[by], two[by]];
-      return absent(a) || absent(b) ? Number(absent(a)) - Number(absent(b)) : sign * compare(a, b);
-    });
+  function sorted(rows, by, down) {
+    if (by && by !== "stored") return agentgym.parts.ordered(rows, (row) => row[by], down);
+    return down ? rows.slice().reverse() : rows;
   }
 
   function episodes(run, given) {
-    const q = Object.fromEntries(Object.entries(given).filter(([, v]) => v !== undefined && v !== null && v !== ""));
+    const q = Object.fromEntries(agentgym.router.given(given));
     const all = data.rows[run] || [];
-    const found = sorted(all.filter((row) => matches(run, row, q)), q.sort, q.order);
+    const found = sorted(all.filter((row) => matches(run, row, q)), q.sort, q.order === "desc");
     const from = Number(q.offset || 0);
     const to = from + Number(q.limit || 200);
     const total = all.filter((row) => !row.superseded).length;
