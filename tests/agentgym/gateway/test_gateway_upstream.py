@@ -225,7 +225,9 @@ def test_the_command_tells_the_admin_key_that_it_made(tmp_path, monkeypatch):
         endpoint = Endpoint()
         async with endpoint.engine():
             words = ["-m", "agentgym.cli", "gateway", "--engine", endpoint.url, "--out", tmp_path, "--port"]
-            process = await asyncio.create_subprocess_exec(sys.executable, *words, "0", "--json", stdout=subprocess.PIPE)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *words, "0", "--json", stdout=subprocess.PIPE
+            )
             told = json.loads(await process.stdout.readuntil(b"\n}\n"))
             status, _ = await post(f"{told['url']}/v1/episodes", {}, told["admin_key"])
             process.send_signal(signal.SIGINT)
