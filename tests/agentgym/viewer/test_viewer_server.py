@@ -15,7 +15,6 @@ from made_runs import HOSTILE, failed, hostile, play, policy_maker, write_evalua
 
 from agentgym.core.trajectory import write_jsonl
 from agentgym.evaluate.run import results_in
-from agentgym.storage.files import write_text
 from agentgym.viewer.export import static_files
 from agentgym.viewer.run import Runs, roots_of
 from agentgym.viewer.server import serve
@@ -82,23 +81,6 @@ def test_metrics_come_from_a_number_on(made):
     assert [r["kind"] for r in value(whole)["records"]] == ["eval", "train", "eval", "train", "eval"]
     assert value(rest) == {"records": value(whole)["records"][3:], "next": 5, "rewritten": 1}
     assert value(none) == value(less) == {"records": [], "next": 5, "rewritten": 1}
-
-
-def test_metrics_say_that_they_were_written_anew_whatever_their_number(tmp_path):
-    run = write_training(tmp_path / "lake", steps=1, n=1, k=1)
-    file = run / "metrics.jsonl"
-    *before, last = file.read_text().splitlines()
-
-    async def asking():
-        async with page(tmp_path) as client:
-            found = [await client.get("api/runs/lake/metrics?after=3")]
-            for extra in ([], [last.replace('"step": 1', '"step": 2')]):  # back to a checkpoint, then past where it was
-                write_text(file, "\n".join([*before, last, *extra]) + "\n")
-                found.append(await client.get("api/runs/lake/metrics?after=3"))
-            return [value(each) for each in found]
-
-    told = asyncio.run(asking())
-    assert [(each["next"], each["rewritten"]) for each in told] == [(3, 1), (3, 2), (4, 3)]
 
 
 def test_episodes_come_in_parts(made):
