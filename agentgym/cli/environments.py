@@ -24,7 +24,7 @@ from agentgym.core.install import pip_install
 from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from agentgym.checks.audit import Audit
     from agentgym.checks.subject import Finding
@@ -256,24 +256,35 @@ def add_validate(commands: argparse._SubParsersAction) -> None:
     set_run(command, _validate, "scores and findings as JSON")
 
 
-def _audit(args: argparse.Namespace) -> int:
+def _validate(args: argparse.Namespace) -> int:
     from agentgym.checks.audit import audit
+    from agentgym.checks.validate import validate
     from agentgym.rollout.episode import Limits
     from agentgym.sandbox import SandboxError
 
+    if args.hack and not args.audit:
+        raise UsageError("--hack goes with --audit")
+    if args.floor is not None and not args.audit and not 0 <= args.floor <= 1:
+        raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
+    examine: Callable[..., Coroutine[Any, Any, Any]] = audit if args.audit else validate
+    if args.audit:
+        settings = {"n": args.n or 1, "concurrency": args.concurrency or 4, "only": args.hack}
+    else:
+        n = 50 if args.n is None else args.n
+        settings = {"n": n, "concurrency": args.concurrency or 16, "floor": args.floor}
     results = []
     for spec in [spec_of(id, args.kwargs) for id in args.envs]:
 
         def say(text: str, id: str = spec.id) -> None:
             print(f"{id}: {text}", file=sys.stderr, flush=True)
 
-        limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
-        settings = {"split": args.split, "n": args.n or 1, "seed": args.seed, "concurrency": args.concurrency or 4}
         usage = usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError)
         with usage, contextlib.redirect_stdout(sys.stderr):
-            results.append(asyncio.run(audit(spec, limits=limits, only=args.hack, say=say, **settings)))
+            limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
+            examined = examine(spec, split=args.split, seed=args.seed, limits=limits, say=say, **settings)
+            results.append(asyncio.run(examined))
         if not args.json:
-            _print_audit(results[-1])
+            (_print_audit if args.audit else _print_scores)(results[-1])
     if args.json:
         print_json([result.to_json() for result in results])
     return 0 if all(result.ok for result in results) else 1
@@ -290,38 +301,6 @@ def _print_audit(result: Audit) -> None:
     bad = sum(not each.ok for each in result.played)
     verdict = f"{bad} problem{'s' if bad > 1 else ''}" if bad else "ok"
     print(f"{result.env}: {verdict} ({len(hacks)} hacks in {result.seconds:.0f} s)")
-
-
-def _validate(args: argparse.Namespace) -> int:
-    if args.audit:
-        return _audit(args)
-    if args.hack:
-        raise UsageError("--hack goes with --audit")
-    args.n = 50 if args.n is None else args.n
-    args.concurrency = args.concurrency or 16
-    from agentgym.checks.validate import validate
-    from agentgym.rollout.episode import Limits
-    from agentgym.sandbox import SandboxError
-
-    if args.floor is not None and not 0 <= args.floor <= 1:
-        raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
-    settings = {name: getattr(args, name) for name in ("split", "n", "seed", "floor", "concurrency")}
-    results = []
-    for spec in [spec_of(id, args.kwargs) for id in args.envs]:
-
-        def say(text: str, id: str = spec.id) -> None:
-            print(f"{id}: {text}", file=sys.stderr, flush=True)
-
-        with usage_errors(ValueError, TypeError, ImportError, OSError, SandboxError):
-            limits = Limits(init_timeout=args.timeout, reset_timeout=args.timeout, step_timeout=args.timeout)
-            with contextlib.redirect_stdout(sys.stderr):
-                result = asyncio.run(validate(spec, limits=limits, say=say, **settings))
-        results.append(result)
-        if not args.json:
-            _print_scores(result)
-    if args.json:
-        print_json([result.to_json() for result in results])
-    return 0 if all(result.ok for result in results) else 1
 
 
 def _print_scores(result: Validation) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -98,22 +99,20 @@ async def _served(gateway: Gateway, engine: Upstream, args: argparse.Namespace) 
     leaving = asyncio.Event()
     for how in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(how, leaving.set)
-    try:
-        await gateway.__aenter__()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the gateway cannot start: {error}") from error
-    try:
+    async with contextlib.AsyncExitStack() as running:
+        try:
+            await running.enter_async_context(gateway)
+        except (OSError, OverflowError, ValueError) as error:  # OverflowError: the port is too large
+            raise UsageError(f"the gateway cannot start: {error}") from error
         await _say(gateway, engine, args)
         await leaving.wait()
-    finally:
-        await gateway.__aexit__()
     return 0
 
 
 async def _say(gateway: Gateway, engine: Upstream, args: argparse.Namespace) -> None:
     told: dict[str, Any] = {"url": gateway.url, "model": engine.models[0], "record": str(gateway.record.path)}
     told["exact_tokens"] = engine.exact
-    if ADMIN_VARIABLE not in os.environ:
+    if not os.environ.get(ADMIN_VARIABLE):
         told["admin_key"] = gateway.admin_key
     if args.one_key:
         episode, key = await gateway.open()

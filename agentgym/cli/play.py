@@ -101,10 +101,10 @@ def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
         raise UsageError(f"{found.id}/{args.split} has no tasks")
     if args.task is None:
         return tasks[random.Random(seed).randrange(len(tasks))]
-    if args.task.isdecimal() and int(args.task) < len(tasks):
-        return tasks[int(args.task)]
     if named := next((task for task in tasks if task.id == args.task), None):
         return named
+    if args.task.isdecimal() and int(args.task) < len(tasks):
+        return tasks[int(args.task)]
     has = f"it has {len(tasks)}, the first is {tasks[0].id!r}"
     raise UsageError(f"{found.id}/{args.split} has no task {args.task!r}; {has}")
 

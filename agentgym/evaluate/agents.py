@@ -9,7 +9,7 @@ import random
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,13 @@ def chat(
         serve: that folder.
         name: default: the model's.
     """
-    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
-    del given["name"]
-    settings = {key: value for key, value in given.items() if value is not None and value is not False and value != {}}
-    return AgentSpec(name or model, "chat", settings)
+    return AgentSpec(name or model, "chat", _settings(**locals()))
+
+
+def _settings(name: object, serve: str | Path | None, extra: Mapping[str, Any] | None, **given: Any) -> dict[str, Any]:
+    """Those that were given, as JSON; the name is none."""
+    given |= {"serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
+    return {key: value for key, value in given.items() if value is not None and value is not False and value != {}}
 
 
 def located(agent: AgentSpec, base_url: str, model: str | None = None) -> AgentSpec:
@@ -134,10 +137,7 @@ def playing(
     The model's settings are of calls that do not have their own. With an image a command runs in a sandbox. Its policies are those
     of a spec that is `behind` a gateway.
     """
-    given = {**locals(), "serve": None if serve is None else str(Path(serve).resolve()), "extra": dict(extra or {})}
-    del given["name"]
-    settings = {key: value for key, value in given.items() if value is not None and value != {}}
-    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", settings)
+    return AgentSpec(name or f"{agent.removeprefix(COMMAND)[:80]} on {model}", "playing", _settings(**locals()))
 
 
 @asynccontextmanager
@@ -264,8 +264,11 @@ def _scripted_maker(answers: Sequence[Action] | Mapping[str, Sequence[Action]]) 
 
 
 def _python_maker(target: str, kwargs: Mapping[str, Any] | None = None) -> MakePolicy:
-    agent = PythonAgent.load(target, kwargs or {})
-    return lambda episode: PythonPolicy(agent)
+    found, module = find(target)
+    given = dict(kwargs or {})
+    with_tools = _check(target, found, given)
+    folder = str(Path(module.__file__ or ".").resolve().parent)
+    return lambda episode: PythonPolicy(target, found, given, with_tools, folder)
 
 
 _MAKERS: dict[str, Callable[..., MakePolicy]] = {
@@ -338,35 +341,20 @@ class AgentError(RuntimeError):
     """The user's agent raised, or its answer is unusable. Names the line in the user's files."""
 
 
-@dataclass(frozen=True)
-class PythonAgent:
-    """An imported target that fits.
+class PythonPolicy:
+    """The user's own agent in one episode.
 
-    Attributes:
-        found: the class, object or function itself.
+    Args:
+        found: the class, object or function that `target` names.
         kwargs: of the class, or of every call of a function.
         with_tools: True if it takes tools beside messages.
         folder: of the user's files, to locate errors.
     """
 
-    target: str
-    found: Any
-    kwargs: Mapping[str, Any]
-    with_tools: bool
-    folder: str
-
-    @classmethod
-    def load(cls, target: str, kwargs: Mapping[str, Any]) -> PythonAgent:
-        """Import the target, also from the current directory. Raises ValueError if it cannot be used."""
-        found, module = find(target)
-        with_tools = _check(target, found, kwargs)
-        return cls(target, found, dict(kwargs), with_tools, str(Path(module.__file__ or ".").resolve().parent))
-
-
-class PythonPolicy:
-    def __init__(self, agent: PythonAgent):
-        self._agent = agent
-        self._is_class = inspect.isclass(agent.found)
+    def __init__(self, target: str, found: Any, kwargs: Mapping[str, Any], with_tools: bool, folder: str):
+        self._target, self._found, self._kwargs = target, found, kwargs
+        self._with_tools, self._folder = with_tools, folder
+        self._is_class = inspect.isclass(found)
         self._answer: Callable[..., Any] | None = None
         self._player: Any = None
         self._env: tuple[Any, Any] | None = None
@@ -386,7 +374,7 @@ class PythonPolicy:
         """Raises the agent's own EndEpisode, and AgentError for any other error or an invalid answer."""
         # Copies, since an agent may write into its messages, and they belong to the trajectory.
         given = [copy.deepcopy(list(messages))]
-        if self._agent.with_tools:
+        if self._with_tools:
             given.append(copy.deepcopy(list(tools)))
         try:
             answer = await self._run(given)
@@ -394,31 +382,30 @@ class PythonPolicy:
             raise
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error.__cause__, SystemExit) else error  # as the executor wraps it
-            raise AgentError(f"{words_of(cause)} ({place_of(cause, self._agent.folder)})") from error
+            raise AgentError(f"{words_of(cause)} ({place_of(cause, self._folder)})") from error
         try:
             return reply_of_answer(answer)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            words = f"{self._agent.target} answered with no text, message, completion or Reply: {error}"
+            words = f"{self._target} answered with no text, message, completion or Reply: {error}"
             raise AgentError(words[:500]) from error
 
     async def _run(self, given: list[Any]) -> Any:
-        entry = _entry(self._agent.found)
+        entry = _entry(self._found)
         if any(inspect.iscoroutinefunction(each) for each in (entry, getattr(entry, "__call__", None))):  # noqa: B004
             return await self._asked(given)
         if self._lane is None:
-            self._lane = EnvExecutor(f"agentgym agent {self._agent.target}")
+            self._lane = EnvExecutor(f"agentgym agent {self._target}")
             weakref.finalize(self, self._lane.stop).atexit = False
         return await self._lane.call(self._asked, given)
 
     def _asked(self, given: list[Any]) -> Any:
         """The answer. The user's object is made here too, as it may refuse another thread than that of its calls."""
-        agent = self._agent
         if self._answer is None:
-            self._player = agent.found(**agent.kwargs) if self._is_class else agent.found
+            self._player = self._found(**self._kwargs) if self._is_class else self._found
             if self._env is not None and hasattr(self._player, "attach"):
                 self._player.attach(*self._env)
             self._answer = getattr(self._player, "act", self._player)
-        return self._answer(*given, **({} if self._is_class else agent.kwargs))
+        return self._answer(*given, **({} if self._is_class else self._kwargs))
 
 
 def _entry(found: Any) -> Any:

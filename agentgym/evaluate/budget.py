@@ -77,8 +77,8 @@ class Spent:
         if whole := (metadata.get("calls") or {}).get("usage"):
             self.tokens += tokens_of(whole)
             return
-        for turn in record["turns"]:
-            usage, tokens = turn.get("usage"), turn.get("tokens")
+        for call in (*record["turns"], *record.get("summaries", ())):
+            usage, tokens = call.get("usage"), call.get("tokens")
             exact = tokens and tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
             self.tokens += tokens_of(usage) if usage else exact or 0
 

@@ -58,7 +58,6 @@ async def rescore(
     *,
     kwargs: Mapping[str, Any] | None = None,
     concurrency: int = 64,
-    limits: Limits | None = None,
     command: Sequence[str] = (),
     on_end: Callable[[Cell, Trajectory], None] = lambda cell, trajectory: None,
 ) -> tuple[list[Rescored], Results]:
@@ -68,7 +67,7 @@ async def rescore(
         out: the folder to write; a new one, or one that this began.
         kwargs: of the environments, over those that the run was played with. The id of one of the run's environments is a
             key too: its value, another mapping, is for that environment alone.
-        concurrency, limits: see `run_many`; the cells' own `max_turns` hold.
+        concurrency: see `run_many`.
         on_end: called with each episode as it was stored.
 
     Raises:
@@ -95,7 +94,7 @@ async def rescore(
     settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
     with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
         for cell, file in pairs:
-            await _rescore_cell(store, cell, file, concurrency, limits or Limits(), on_end)
+            await _rescore_cell(store, cell, file, concurrency, on_end)
     results = results_in(out)
     write_json(out / "results.json", results.to_json())
     write_predictions(out)
@@ -104,7 +103,7 @@ async def rescore(
 
 
 async def _rescore_cell(
-    store: Store, cell: Cell, file: Path, concurrency: int, limits: Limits, on_end: Callable[[Cell, Trajectory], None]
+    store: Store, cell: Cell, file: Path, concurrency: int, on_end: Callable[[Cell, Trajectory], None]
 ) -> None:
     there = scan(store.file_of(cell))
     tasks = {task.id: task for task in cell.tasks()}
@@ -135,7 +134,7 @@ async def _rescore_cell(
             lambda episode, before=before: _policy(before[episode.task.id, episode.sample]),  # type: ignore[misc]
             [Episode(tasks[t.task_id], t.sample, t.seed) for t in batch if not t.failed and t.task_id in tasks],
             concurrency=concurrency,
-            limits=replace(limits, max_turns=None if cell.agent.kind == "playing" else cell.max_turns),
+            limits=Limits(max_turns=None if cell.agent.kind == "playing" else cell.max_turns),
             on_end=keep,
             env_id=cell.env.id,
         )

@@ -104,11 +104,6 @@ def success_interval(successes: Sequence[Sequence[float]]) -> Interval:
     return found
 
 
-def mean_interval(values: Sequence[Sequence[float]]) -> Interval | None:
-    """95% interval of the mean of any numbers, grouped by task: `ClusteredMean.interval`."""
-    return ClusteredMean.of(values).interval()
-
-
 def _t95(freedom: int) -> float:
     """Two-sided 95% of Student's t: a table, then the series around the normal's (Abramowitz and Stegun 26.7.5)."""
     if freedom <= len(_T95):
@@ -189,7 +184,7 @@ def paired_difference(pairs: Sequence[Interval]) -> Difference:
     if not pairs:
         raise ValueError("a paired difference needs at least one task that both have")
     differences = [b - a for a, b in pairs]
-    interval = mean_interval([[difference] for difference in differences])
+    interval = ClusteredMean.of([difference] for difference in differences).interval()
     wins, losses = sum(d > _SAME for d in differences), sum(d < -_SAME for d in differences)
     tasks = len(pairs)
     a, b, mean = (math.fsum(values) / tasks for values in (*zip(*pairs, strict=True), differences))

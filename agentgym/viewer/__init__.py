@@ -6,7 +6,8 @@ inside the file.
 GET api/runs                       {"runs": [RUN]}, newest first
 GET api/runs/ID                    RUN with its details: {"cells": [CELL], "results": {...} | null, "config": text | null,
                                    "versions": {...} | null, "steps": [STEP], "problems": [text]}
-GET api/runs/ID/metrics?after=N    {"records": [...], "next": M}: lines of metrics.jsonl from the N-th on, of M
+GET api/runs/ID/metrics?after=N    {"records": [...], "next": M, "rewritten": times that metrics.jsonl was written anew}:
+                                   lines of metrics.jsonl from the N-th on, of M
 GET api/runs/ID/episodes?...       {"total": all, "matching": found, "rows": [ROW], "next": OFFSET | null,
                                    "indexing": share, "searching": share}; parameters below
 GET api/runs/ID/episodes/KEY       {"episode": trajectory as JSON, "row": ROW, "tokens": {"ID": "text"} | null}
@@ -37,7 +38,7 @@ turns_max, tokens_min, tokens_max, tag, finish (a finish reason of an answer), t
 were played again).
 Errors are {"error": text} with status 400 or 404.
 
-The static files lie flat in `static/` and are served beside the page: `style.css`, `app.js`. Every address in them is relative,
+The static files lie flat in `static/` and are served beside the page. Every address in them is relative,
 since the page may lie under a path. Scripts are classic ones (no import, no export), each in a function of its own that puts
 what others need on `window.agentgym`; `index.html` names them in order, `<script src="NAME.js" defer></script>`, and its
 styles, `<link rel="stylesheet" href="NAME.css">`. The export puts them into the file as they are, the scripts at the end of

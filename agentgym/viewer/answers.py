@@ -49,8 +49,10 @@ def metrics(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:
     text = given.get("after") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise BadRequest(f"after is a whole number, not {text!r}")
-    records = runs.get(id).metrics.updated()
-    return {"records": records[int(text) :], "next": len(records)}
+    file = runs.get(id).metrics
+    file.updated()
+    rewritten, records = file.generation, file.records  # in this order: a page then reads again what it had too early
+    return {"records": records[int(text) :], "next": len(records), "rewritten": rewritten}
 
 
 def episodes(runs: Runs, id: str, given: Mapping[str, str]) -> dict[str, Any]:

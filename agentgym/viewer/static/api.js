@@ -18,8 +18,7 @@
 
   async function get(address, query, signal) {
     if (agentgym.embedded) return agentgym.embedded.get(address, query || {});
-    const kept = Object.entries(query || {}).filter(([, v]) => v !== undefined && v !== null && v !== "");
-    const search = new URLSearchParams(kept).toString();
+    const search = new URLSearchParams(agentgym.router.given(query)).toString();
     const limit = AbortSignal.timeout(TIMEOUT);
     let answer;
     let body;
@@ -94,5 +93,5 @@
   const episode = (id, key, signal) => get(path("runs", id, "episodes", key), {}, signal);
   const compare = (a, b, signal) => get(path("compare"), { a, b }, signal);
 
-  agentgym.api = { ApiError, runs, run, metrics, episodes, episode, compare, follow, onGone: (f) => gone.add(f), tell };
+  agentgym.api = { ApiError, runs, run, metrics, episodes, episode, compare, follow, onGone: (f) => gone.add(f) };
 })();

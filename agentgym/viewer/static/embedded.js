@@ -6,16 +6,25 @@
   if (!holder) return;
   const data = JSON.parse(holder.textContent);
   const texts = new Map();
+  const UNSEEN = new Set(["role", "tool_call_id", "type", "id"]);
 
-  function textOf(run, key) {
+  // What a reader sees of an episode, in small letters: no names of fields, roles or ids.
+  function textsOf(run, key) {
     const id = `${run} ${key}`;
     if (!texts.has(id)) {
-      const answer = (data.episodes[run] || {})[key];
-      const episode = answer ? answer.episode : { turns: [] };
-      const said = episode.turns.flatMap((turn) => [...turn.observation, turn.reply]);
-      texts.set(id, JSON.stringify([said, episode.final_observation, episode.error]).toLowerCase());
+      const { episode } = (data.episodes[run] || {})[key] || { episode: { turns: [] } };
+      const calls = [...episode.turns, ...(episode.summaries || [])];
+      const said = calls.map((call) => call && [call.observation, call.reply]);
+      texts.set(id, leaves([said, episode.final_observation, episode.error]).map((text) => text.toLowerCase()));
     }
     return texts.get(id);
+  }
+
+  function leaves(value) {
+    if (typeof value === "string") return [value];
+    if (value === null || typeof value !== "object") return [];
+    const inner = Array.isArray(value) ? value : Object.keys(value).filter((name) => !UNSEEN.has(name)).map((name) => value[name]);
+    return inner.flatMap(leaves);
   }
 
   const within = (value, low, high) =>
@@ -32,25 +41,18 @@
     for (const name of ["reward", "turns", "tokens"]) {
       if (!within(row[name], q[`${name}_min`], q[`${name}_max`])) return false;
     }
-    const sought = q.text === undefined ? "" : JSON.stringify(q.text).slice(1, -1).toLowerCase();
-    return !sought || textOf(run, row.key).includes(sought);
+    return q.text === undefined || textsOf(run, row.key).some((text) => text.includes(q.text.toLowerCase()));
   }
 
-  function sorted(rows, by, order) {
-    const sign = order === "desc" ? -1 : 1;
-    if (!by || by === "stored") return sign < 0 ? rows.slice().reverse() : rows;
-    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
-    const absent = (x) => x === null || x === undefined;
-    return rows.slice().sort((one, two) => {
-      const [a, b] = [one[by], two[by]];
-      return absent(a) || absent(b) ? Number(absent(a)) - Number(absent(b)) : sign * compare(a, b);
-    });
+  function sorted(rows, by, down) {
+    if (by && by !== "stored") return agentgym.parts.ordered(rows, (row) => row[by], down);
+    return down ? rows.slice().reverse() : rows;
   }
 
   function episodes(run, given) {
-    const q = Object.fromEntries(Object.entries(given).filter(([, v]) => v !== undefined && v !== null && v !== ""));
+    const q = Object.fromEntries(agentgym.router.given(given));
     const all = data.rows[run] || [];
-    const found = sorted(all.filter((row) => matches(run, row, q)), q.sort, q.order);
+    const found = sorted(all.filter((row) => matches(run, row, q)), q.sort, q.order === "desc");
     const from = Number(q.offset || 0);
     const to = from + Number(q.limit || 200);
     const total = all.filter((row) => !row.superseded).length;

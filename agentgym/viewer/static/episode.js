@@ -204,6 +204,6 @@
     }
   }
 
-  agentgym.episode = { conversation, facts, names, failure };
+  agentgym.episode = { conversation, facts, failure };
   agentgym.views = { ...agentgym.views, episode: (view, route) => new EpisodeView(view, route) };
 })();

@@ -51,7 +51,7 @@
     return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
   }
 
-  const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many || `${one}s`}`;
+  const plural = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`;
 
   agentgym.format = { known, count, number, percent, fixed, money, short, seconds, when, moment, plural };
 })();

@@ -32,17 +32,14 @@
   }
 
   // A table whose heads sort. Columns: {name, title, of(row) -> sort value, show(row) -> child, right, narrow, measure: a bar}.
-  function table(caption, columns, rows, options = {}) {
-    const state = { by: options.by ?? null, down: options.down ?? false };
+  function table(caption, columns, rows) {
+    const state = { by: null, down: false };
     const body = h("tbody");
     const heads = columns.map((column) => head(column, state, () => draw()));
     function draw() {
       const column = columns.find((c) => c.name === state.by);
       const shown = column ? ordered(rows, column.of, state.down) : rows;
-      fill(body, shown.map((row) => {
-        const cells = columns.map((c) => h("td", { class: classes(c), "data-name": c.name }, c.show(row)));
-        return h("tr", options.row ? options.row(row) : {}, cells);
-      }));
+      fill(body, shown.map((row) => h("tr", {}, columns.map((c) => h("td", { class: classes(c), "data-name": c.name }, c.show(row))))));
       columns.forEach((c, i) => heads[i].setAttribute("aria-sort", c.name !== state.by ? "none" : state.down ? "descending" : "ascending"));
     }
     draw();
@@ -73,6 +70,7 @@
     return h("th", { scope: "col", class: classes(column), title: column.about }, content);
   }
 
+  // Rows without a value come last, and equal ones stay in their order.
   function ordered(rows, of, down) {
     const absent = (x) => x === null || x === undefined || Number.isNaN(x);
     const compare = (a, b) => (typeof a === "string" ? a.localeCompare(String(b), "en", { numeric: true }) : a - b);
@@ -183,5 +181,5 @@
     return () => { wanted = true; next(); };
   }
 
-  agentgym.parts = { interval, mark, outcomeOf, table, keepingFocus, longText, problem, code, empty, fact, fold, reading, isRead, pretty, name, settled, paced };
+  agentgym.parts = { interval, mark, outcomeOf, table, ordered, keepingFocus, longText, problem, code, empty, fact, fold, reading, isRead, pretty, name, settled, paced };
 })();

@@ -21,10 +21,12 @@
     }
   }
 
-  // The address of a place; empty values of the query are left out.
+  // What a query asks for; empty values are left out.
+  const given = (query) => Object.entries(query || {}).filter(([, v]) => v !== undefined && v !== null && v !== "");
+
+  // The address of a place.
   function link(path, query) {
-    const kept = Object.entries(query || {}).filter(([, v]) => v !== undefined && v !== null && v !== "");
-    const search = new URLSearchParams(kept.map(([k, v]) => [k, String(v)])).toString();
+    const search = new URLSearchParams(given(query)).toString();
     return `#/${path.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
   }
 
@@ -38,5 +40,5 @@
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   }
 
-  agentgym.router = { parse, link, go, replace, now: () => parse(window.location.hash) };
+  agentgym.router = { parse, given, link, go, replace, now: () => parse(window.location.hash) };
 })();

@@ -15,8 +15,7 @@
         run.kind === "training" && h("a", { class: "button", href: router.link(["run", id, "episodes"]) }, "Episodes"),
         run.kind === "evaluation" && h("a", { class: "button strong", href: router.link(["run", id, "episodes"]) }, `All ${f.plural(run.episodes, "episode")}`)),
       h("dl", { class: "facts" },
-        !parts.isRead(run) ? parts.fact("Success", parts.reading(run.indexing)) : run.headline && parts.fact(run.headline.label.replace(/^./, (letter) => letter.toUpperCase()), f.known(run.headline.low) || !/reward/.test(run.headline.label)
-          ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : f.number(run.headline.value)),
+        !parts.isRead(run) ? parts.fact("Success", parts.reading(run.indexing)) : run.headline && parts.fact(run.headline.label.replace(/^./, (letter) => letter.toUpperCase()), parts.interval(run.headline.value, run.headline.low, run.headline.high)),
         parts.fact("Episodes", f.count(run.episodes)),
         parts.fact("Errors", run.errors ? h("a", { class: "bad", href: router.link(["run", id, "episodes"], { outcome: "error" }) }, f.count(run.errors)) : "0"),
         used(run),

@@ -29,8 +29,7 @@
   ];
 
   const headline = (run) => (!parts.isRead(run) ? parts.reading(run.indexing) : run.headline
-    ? [f.known(run.headline.low) || !/reward/.test(run.headline.label) ? parts.interval(run.headline.value, run.headline.low, run.headline.high) : h("b", {}, f.number(run.headline.value)),
-      h("div", { class: "small muted" }, run.headline.label)]
+    ? [parts.interval(run.headline.value, run.headline.low, run.headline.high), h("div", { class: "small muted" }, run.headline.label)]
     : h("span", { class: "muted" }, "–"));
 
   const errors = (run) => (run.errors ? h("span", { class: "bad" }, f.count(run.errors)) : "0");

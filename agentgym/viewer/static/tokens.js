@@ -95,5 +95,5 @@
   const legend = () => h("span", { class: "token-legend" }, h("span", { class: "tok given" }, "given"), " sampled: ",
     h("span", { class: "tok s0" }, "likely"), [2, 4, 6].map((s) => h("span", { class: `tok s${s}` }, " ")), h("span", { class: `tok s${SHADES}` }, "unlikely"));
 
-  agentgym.tokens = { view, legend, readout: (token) => readout(token), has: (episode) => [...(episode.turns || []), ...(episode.summaries || [])].some((turn) => turn && turn.tokens) };
+  agentgym.tokens = { view, legend, readout, has: (episode) => [...(episode.turns || []), ...(episode.summaries || [])].some((turn) => turn && turn.tokens) };
 })();

@@ -141,13 +141,13 @@
         await Promise.all(this.runs.map(async (run) => {
           const from = run.next;
           const answer = await api.metrics(run.id, from);
-          if (run.next !== from || answer.next === from) return;  // another read was faster, or there is nothing new
-          if (answer.next < from) {  // the run went back to a checkpoint: its last records are others now
+          if (run.next !== from) return;  // another read was faster
+          if (from && (answer.next < from || answer.rewritten !== run.rewritten)) {  // back to a checkpoint: the last records are others now
             Object.assign(run, { records: [], next: 0 });
             return this.read();
           }
           run.records.push(...answer.records);
-          run.next = answer.next;
+          Object.assign(run, { next: answer.next, rewritten: answer.rewritten });
         }));
       } catch (error) {
         if (!this.charts.size) return void fill(this.grid, parts.problem(error, () => this.read()));

@@ -6,8 +6,8 @@
   const PAGE = 200;
   const SPARE = 8;
 
-  // options: {label, heads, load(offset, limit) -> {matching, rows}, row(data, index) -> children, link(data, index) -> href,
-  // height() -> pixels of a row, counted(answer)}
+  // options: {label, heads, load(offset, limit) -> {matching, rows}, row(data, index) -> children,
+  // height() -> pixels of a row, counted(answer), failed(error)}
   class VirtualList {
     constructor(options) {
       Object.assign(this, options);

@@ -47,6 +47,21 @@ def test_json_is_the_episode_and_all_that_standard_output_has(play):
     assert "Reach G" in err
 
 
+def test_a_task_whose_id_is_a_number_is_found_by_it(play, tmp_path):
+    (tmp_path / "numbered.py").write_text(
+        "import agentgym\n"
+        "class Numbered(agentgym.Env):\n"
+        "    @classmethod\n"
+        "    def default_tasks(cls, split='train'):\n"
+        "        return agentgym.TaskSet([agentgym.Task(id) for id in ('1', '2', '7')], name=split)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return [{'role': 'user', 'content': self.task.id}], {}\n"
+    )
+    for given, played in (("1", "1"), ("2", "2"), ("0", "1")):
+        out = play(f"{tmp_path}/numbered.py", "--task", given, "--json", lines="")[1]
+        assert json.loads(out)["task_id"] == played
+
+
 def test_the_same_seed_is_the_same_game_and_none_is_a_new_one(play):
     def openings(*words):
         return {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.core.trajectory import Tokens, Trajectory, Turn
+from agentgym.core.trajectory import Summary, Tokens, Trajectory, Turn
 from agentgym.evaluate.budget import Budget, Spent, calls_of, tokens_of
 from agentgym.evaluate.results import usage_of
 from agentgym.policies.base import EndpointUsage, NullPolicy
@@ -81,6 +81,18 @@ def test_exact_tokens_are_counted_where_an_endpoint_counted_none():
     trajectory, spent = Trajectory("a/0", "e", "a", turns=turns), Spent()
     spent.add(trajectory.to_json())
     assert spent.tokens == tokens_of(usage_of(trajectory)) == 9
+
+
+def test_a_summary_between_two_turns_counts_as_they_do():
+    said = {"role": "assistant", "content": "x"}
+    turns = [Turn([], said, usage={"prompt_tokens": 7, "completion_tokens": 2})]
+    summaries = [
+        Summary(1, [], said, usage={"prompt_tokens": 9, "completion_tokens": 3}),
+        Summary(1, [], said, tokens=Tokens([1, 2], [3], [-0.1], [0])),
+    ]
+    trajectory, spent = Trajectory("a/0", "e", "a", turns=turns, summaries=summaries), Spent()
+    spent.add(trajectory.to_json())
+    assert spent.tokens == tokens_of(usage_of(trajectory)) == 24
 
 
 def test_the_calls_of_an_episode_count_and_else_its_turns():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from agentgym.evaluate.statistics import (
     ClusteredMean,
     ks_of,
-    mean_interval,
     paired_difference,
     pass_at_k,
     pass_hat_k,
@@ -32,7 +31,7 @@ SUCCESSES = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=
 def test_with_one_episode_of_each_task_the_interval_is_the_usual_one_of_student():
     values = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
     error = statistics.stdev(values) / math.sqrt(8)
-    low, high = mean_interval([[v] for v in values])
+    low, high = ClusteredMean.of([[v] for v in values]).interval()
     assert (low, high) == pytest.approx((5 - 2.3646 * error, 5 + 2.3646 * error))
 
 
@@ -45,13 +44,13 @@ def test_the_clustered_variance_by_hand():
 
 
 def test_one_task_tells_no_interval_of_a_mean():
-    assert mean_interval([[1.0, 5.0, 3.0]]) is None
-    assert mean_interval([]) is None
+    assert ClusteredMean.of([[1.0, 5.0, 3.0]]).interval() is None
+    assert ClusteredMean.of([]).interval() is None
     assert ClusteredMean().mean is None
 
 
 def test_equal_numbers_have_an_interval_of_no_width_and_shares_of_one_have_a_width():
-    assert mean_interval([[0.1] * 3] * 7) == (0.1, 0.1)
+    assert ClusteredMean.of([[0.1] * 3] * 7).interval() == (0.1, 0.1)
     assert success_interval([[1.0] * 4] * 10) == pytest.approx((0.722, 1.0), abs=0.01)
     assert success_interval([[0.0] * 4] * 10) == pytest.approx((0.0, 0.278), abs=0.01)
 
@@ -84,7 +83,7 @@ def test_samples_of_one_task_tell_less_than_tasks():
 def test_the_quantile_of_student(freedom, t):
     """Against tables, by the width of an interval."""
     values = [1.0 if i % 2 else -1.0 for i in range(freedom + 1)]
-    low, high = mean_interval([[v] for v in values])
+    low, high = ClusteredMean.of([[v] for v in values]).interval()
     error = math.sqrt(statistics.variance(map(int, values)) / (freedom + 1))
     assert (high - low) / 2 == pytest.approx(t * error, rel=1e-3)
 
@@ -107,7 +106,7 @@ def test_sums_kept_one_by_one_say_what_two_passes_say(groups):
 @given(GROUPS, st.randoms(use_true_random=False))
 def test_neither_the_order_of_tasks_nor_of_episodes_matters(groups, rng):
     shuffled = [rng.sample(group, len(group)) for group in rng.sample(groups, len(groups))]
-    one, other = mean_interval(groups), mean_interval(shuffled)
+    one, other = ClusteredMean.of(groups).interval(), ClusteredMean.of(shuffled).interval()
     assert (one is None) == (other is None)
     if one is not None:
         assert other == pytest.approx(one, rel=1e-4, abs=1.0)
@@ -131,11 +130,13 @@ def test_an_interval_of_shares_lies_within_0_and_1_and_holds_the_share(groups):
 
 
 def test_a_large_common_part_of_all_rewards_does_not_drown_their_spread():
-    assert mean_interval([[1e9], [1e9 + 1], [1e9 + 2]]) == pytest.approx((1e9 + 1 - 2.484, 1e9 + 1 + 2.484), abs=0.01)
+    assert ClusteredMean.of([[1e9], [1e9 + 1], [1e9 + 2]]).interval() == pytest.approx(
+        (1e9 + 1 - 2.484, 1e9 + 1 + 2.484), abs=0.01
+    )
 
 
 def test_numbers_too_large_to_be_squared_have_no_interval():
-    assert mean_interval([[0.0], [1e200]]) is None
+    assert ClusteredMean.of([[0.0], [1e200]]).interval() is None
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -149,7 +150,7 @@ def test_intervals_hold_the_truth_about_95_times_in_100(samples):
         groups = [[float(rng.random() < p) for _ in range(samples)] for p in chances]
         low, high = success_interval(groups)
         shares += low <= 0.5 <= high
-        low, high = mean_interval([[3 * x + rng.gauss(0, 0.2) for x in group] for group in groups])
+        low, high = ClusteredMean.of([[3 * x + rng.gauss(0, 0.2) for x in group] for group in groups]).interval()
         rewards += low <= 1.5 <= high
     assert 0.92 <= shares / rounds <= 0.98
     assert 0.92 <= rewards / rounds <= 0.98
@@ -227,7 +228,7 @@ def test_pairing_sees_what_two_intervals_hide():
     a = [rng.random() for _ in range(30)]
     found = paired_difference([(x, x + 0.02 + rng.gauss(0, 0.01)) for x in a])
     assert found.low > 0
-    low, high = mean_interval([[x] for x in a])
+    low, high = ClusteredMean.of([[x] for x in a]).interval()
     assert high - low > 5 * (found.high - found.low)
 
 

@@ -217,6 +217,28 @@ def test_an_engine_that_does_not_serve_the_model_is_refused_at_the_start(tmp_pat
     assert "--max-cost needs --prices" in capsys.readouterr().err
 
 
+def test_the_command_tells_the_admin_key_that_it_made(tmp_path, monkeypatch):
+    """An empty variable, as a missing value of a compose file leaves it, names none."""
+    monkeypatch.setenv("AGENTGYM_GATEWAY_KEY", "")
+
+    async def go():
+        endpoint = Endpoint()
+        async with endpoint.engine():
+            words = ["-m", "agentgym.cli", "gateway", "--engine", endpoint.url, "--out", tmp_path, "--port"]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *words, "0", "--json", stdout=subprocess.PIPE
+            )
+            told = json.loads(await process.stdout.readuntil(b"\n}\n"))
+            status, _ = await post(f"{told['url']}/v1/episodes", {}, told["admin_key"])
+            process.send_signal(signal.SIGINT)
+            refused = await asyncio.create_subprocess_exec(sys.executable, *words, "70000", stderr=subprocess.PIPE)
+            return status, await process.wait(), (await refused.communicate())[1].decode(), refused.returncode
+
+    status, code, said, refused = run(go(), 60)
+    assert (status, code, refused) == (200, 0, 2)
+    assert said.startswith("agentgym gateway: the gateway cannot start: ")
+
+
 # ---- the real thing
 
 

@@ -8,6 +8,8 @@ import made_runs
 import pytest
 from browser import SECONDS, elsewhere, many, serving, writer
 
+from agentgym.storage.files import write_text
+
 pytestmark = pytest.mark.browser
 
 COUNT = 50_000
@@ -105,6 +107,9 @@ def test_curves_grow_with_their_run(window, tmp_path):
         (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")  # it goes back to a checkpoint
         points.nth(2).wait_for(state="detached")
         assert points.count() == 2
+        again = {**json.loads(lines[-1]), "success": 0.125}  # and to another one, with as many records as before
+        write_text(run / "metrics.jsonl", "\n".join([*lines[:-1], json.dumps(again)]) + "\n")
+        page.get_by_label("ends at 12.5%").wait_for()
 
 
 def test_fifty_thousand_episodes_open_and_scroll_to_the_end(window, played, tmp_path):

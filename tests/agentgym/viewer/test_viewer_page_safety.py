@@ -220,6 +220,8 @@ def test_an_exported_file_works_offline_with_the_same_clicks(chrome, exported: P
     page.get_by_text("8 episodes").wait_for()
     page.get_by_label("Outcome").select_option("error")
     page.get_by_text("7 of 8 episodes").wait_for()
+    page.get_by_role("searchbox", name="Text").fill("assistant")  # a role, and in no text
+    page.get_by_text("0 of 8 episodes").wait_for()
     page.get_by_role("searchbox", name="Text").fill("שלום")
     page.get_by_text("1 of 8 episodes").wait_for()
     page.locator(".vspace a").first.click()

@@ -10,8 +10,8 @@ from made_runs import failed, play, policy_maker, write_evaluation, write_traini
 from agentgym.core.trajectory import write_jsonl
 from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
-from agentgym.storage.files import write_json
-from agentgym.viewer.answers import details, summary
+from agentgym.storage.files import write_json, write_text
+from agentgym.viewer.answers import details, metrics, summary
 from agentgym.viewer.index import NotServed
 from agentgym.viewer.run import Runs, roots_of, run_folders
 
@@ -115,6 +115,17 @@ def test_a_training_run_says_its_last_evaluation_and_its_steps(made):
     ]
     assert run["config"].startswith("env:\n  id: frozen_lake")
     assert run["versions"]["command"] == ["agent-train", "+env=frozen_lake"]
+
+
+def test_metrics_that_were_written_anew_say_so_whatever_their_number(tmp_path):
+    file = write_training(tmp_path / "lake", steps=1, n=1, k=1) / "metrics.jsonl"
+    *before, last = file.read_text().splitlines()
+    runs = Runs(roots_of([tmp_path]))
+    told = [metrics(runs, "lake", {"after": "3"})]
+    for extra in ([], [last]):  # it went back to a checkpoint and came as far again, then further
+        write_text(file, "\n".join([*before, last, *extra]) + "\n")
+        told.append(metrics(runs, "lake", {"after": "3"}))
+    assert [(each["next"], each["rewritten"]) for each in told] == [(3, 1), (3, 2), (4, 3)]
 
 
 def test_ids_stay_the_same_whatever_comes(tmp_path):

@@ -79,8 +79,8 @@ def test_metrics_come_from_a_number_on(made):
     after = ("", "?after=3", "?after=5", "?after=9")  # the last one of a page that was open when the run went back
     whole, rest, none, less = ask(made, *(f"api/runs/lake/metrics{each}" for each in after))
     assert [r["kind"] for r in value(whole)["records"]] == ["eval", "train", "eval", "train", "eval"]
-    assert value(rest) == {"records": value(whole)["records"][3:], "next": 5}
-    assert value(none) == value(less) == {"records": [], "next": 5}
+    assert value(rest) == {"records": value(whole)["records"][3:], "next": 5, "rewritten": 1}
+    assert value(none) == value(less) == {"records": [], "next": 5, "rewritten": 1}
 
 
 def test_episodes_come_in_parts(made):
