@@ -45,9 +45,7 @@ class AgentEpisode:
     socket: str = ""
     seed: int | None = None
     over: bool = False
-    in_env_thread: Caller | None = (
-        None  # calls a function in the thread of the environment, which may hold sandboxes there
-    )
+    in_env_thread: Caller | None = None  # calls a function where the environment runs, which may hold sandboxes there
     _actions: asyncio.Queue[tuple[Message, _Answer]] = field(default_factory=asyncio.Queue)
     _answer: _Answer | None = None  # to the action that the environment has
 

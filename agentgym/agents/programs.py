@@ -31,10 +31,8 @@ PORT = 8100  # of the gateway in a sandbox, where nothing else has one
 INSIDE = f"http://127.0.0.1:{PORT}"
 MOST_SECONDS = 24 * 3600.0  # of a command in a sandbox, as of an episode's key; limits of an episode come before
 PATIENCE_SECONDS = 600.0  # for a sandbox while others have all the room
-LONGEST_ANSWER, LONGEST_TAIL = (
-    1 << 20,
-    2000,
-)  # bytes of a command's output: the answer, and what a trajectory has of stderr
+LONGEST_ANSWER, LONGEST_TAIL = 1 << 20, 2000  # of a command's output: the answer, and what a trajectory has of stderr
+LONGEST_WORD = (128 << 10) - 1  # bytes of a word or a variable that Linux starts a program with
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ def agent_of(text: str, image: str | None = None, sandbox: str | None = None) ->
 class Command:
     """A command. Its words may have {task}, {base_url}, {key}, {model}, {mcp_url} and {folder}; a word that is a file is found from here.
 
-    It has the opening on its standard input too, and all else in variables. What it writes to its standard output is its final
-    answer. It runs in a folder of its own, which is empty, with another as its home; both are removed.
+    It has the opening on its standard input too, and all in variables, but for an opening that is too long for one. What it writes to
+    its standard output is its final answer. It runs in a folder of its own, which is empty, with another as its home; both are removed.
     """
 
     def __init__(self, line: str):
@@ -212,12 +210,22 @@ def _left(code: int, out: str, err: str) -> Left:
 def _filled(word: str, episode: AgentEpisode, folder: str) -> str:
     names = {**{name: getattr(episode, name) for name in ("base_url", "key", "model", "mcp_url")}, "folder": folder}
     names["task"] = episode.opening
-    return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), word)
+    filled = re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), word)
+    if (size := _size(filled)) > LONGEST_WORD:
+        why = f"a word of the command would have {size:,} bytes, more than a program can be started with"
+        raise ValueError(f"{why} ({LONGEST_WORD:,}): leave {{task}} out, and read the task from standard input")
+    return filled
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def _variables(episode: AgentEpisode) -> dict[str, str]:
     """Where agents of all kinds look for their model, and the environment's task and tools."""
     own = {"AGENTGYM_TASK": episode.opening, "AGENTGYM_MODEL": episode.model, "AGENTGYM_MCP_URL": episode.mcp_url}
+    if _size(f"AGENTGYM_TASK={episode.opening}") > LONGEST_WORD:
+        del own["AGENTGYM_TASK"]
     keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), episode.key)
     urls = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), episode.base_url)
     return {**own, **keys, **urls, "ANTHROPIC_BASE_URL": episode.base_url.removesuffix("/v1")}

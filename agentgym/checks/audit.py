@@ -87,10 +87,7 @@ async def audit(
         raise TypeError(
             f"{spec.id} has no hacks(task), which returns an agentgym.checks.audit.Hack for each known hack"
         )
-    limits = limits or Limits()
-    needed = getattr(bare, "step_seconds", None)
-    if needed is not None and isinstance(limits.step_timeout, int | float):  # "auto" asks the environment itself
-        limits = replace(limits, step_timeout=max(limits.step_timeout, needed))
+    limits = limits_of(bare, limits)
     tasks = list(spec.tasks(split).take(n))
     if not tasks:
         raise ValueError(f"{spec.id}: the split {split!r} has no tasks")
@@ -116,6 +113,16 @@ async def audit(
     )
     played = [_played(chosen[t.task_id, t.sample], t) for t in ended]
     return Audit(spec.id, played, time.perf_counter() - started)
+
+
+def limits_of(env: Any, limits: Limits | None) -> Limits:
+    """Limits in which a step has as many seconds as the environment says that it needs."""
+    limits = limits or Limits()
+    if env.step_seconds is None or not isinstance(
+        limits.step_timeout, int | float
+    ):  # "auto" asks the environment itself
+        return limits
+    return replace(limits, step_timeout=max(limits.step_timeout, env.step_seconds))
 
 
 def _hacks(env: Any, task: Task, only: Sequence[str]) -> list[Hack]:

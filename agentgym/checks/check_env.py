@@ -16,29 +16,26 @@ TIMEOUT = 30.0
 _BEAT = 0.1  # seconds between signs of life
 Check = Callable[[Subject, list[Played]], Awaitable[list[Finding]]]
 # In their order: `values` plays the episodes that the rest compares with, `close` is the last.
-_FIRST: dict[str, Check] = {
-    "spec": contract.spec,
-    "tasks": contract.tasks,
-    "tools": contract.tools,
-    "values": contract.values,
-}
-_SAME: dict[str, Check] = {
-    "repeats": contract.repeats,
-    "concurrency": contract.concurrency,
-    "other process": contract.other_process,
-}
-_REST: dict[str, Check] = {
-    "seeds": contract.seeds,
-    "process state": contract.process_state,
-    "any action": contract.any_action,
-    "end": contract.end,
-    "rewards": contract.rewards,
-    "gymnasium": contract.gymnasium,
-    "memory": contract.memory,
-    "close": contract.close,
-}
-CHECKS = (*_FIRST, *_SAME, *_REST)
-_ALWAYS = ("any action", "close")  # which need no episode to compare with
+_FIRST: tuple[Check, ...] = (contract.spec, contract.tasks, contract.tools, contract.values)
+_SAME: tuple[Check, ...] = (contract.repeats, contract.concurrency, contract.other_process)
+_REST: tuple[Check, ...] = (
+    contract.seeds,
+    contract.process_state,
+    contract.any_action,
+    contract.end,
+    contract.rewards,
+    contract.gymnasium,
+    contract.memory,
+    contract.close,
+)
+_ALWAYS: tuple[Check, ...] = (contract.any_action, contract.close)  # which need no episode to compare with
+
+
+def _name(check: Check) -> str:
+    return check.__name__.replace("_", " ")
+
+
+CHECKS = tuple(map(_name, (*_FIRST, *_SAME, *_REST)))
 
 
 def check_env(env: Env | str | EnvSpec, timeout: float = TIMEOUT) -> list[str]:
@@ -120,8 +117,8 @@ class _Watched:
             known = known if isinstance(known, EnvSpec) else None
             self._subject = Subject(self._what, known, home_of(self._what), self._timeout)
         alone: list[Played] = []
-        for name, check in self._chosen(self._subject):
-            self._check = name
+        for check in self._chosen(self._subject):
+            name = self._check = _name(check)
             try:
                 found = await check(self._subject, alone)
             except Hung as hung:
@@ -133,14 +130,14 @@ class _Watched:
         if rest := [name for name in CHECKS if name not in {finding.check for finding in self.found}]:
             self.found.append(Finding("the rest", NOTE, f"not looked at before this is mended: {', '.join(rest)}"))
 
-    def _chosen(self, subject: Subject) -> Iterator[tuple[str, Check]]:
+    def _chosen(self, subject: Subject) -> Iterator[Check]:
         """The checks to be done, by what those before have found."""
-        yield from _FIRST.items()
+        yield from _FIRST
         if any(finding.check == "values" and finding.state == PROBLEM for finding in self.found):
-            yield from ((name, _REST[name]) for name in _ALWAYS)
+            yield from _ALWAYS
             return
         if subject.spec is not None and subject.spec.nondeterministic:
-            self.found += [Finding(name, NOTE, "not looked at: nondeterministic=True") for name in _SAME]
+            self.found += [Finding(_name(check), NOTE, "not looked at: nondeterministic=True") for check in _SAME]
         else:
-            yield from _SAME.items()
-        yield from _REST.items()
+            yield from _SAME
+        yield from _REST

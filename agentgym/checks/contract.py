@@ -57,8 +57,7 @@ async def values(subject: Subject, alone: list[Played]) -> list[Finding]:
     """Three random episodes return valid values. Later checks compare with them."""
     for seed in SEEDS:
         alone.append(await subject.play(seed))
-    texts = dict.fromkeys(text for played in alone for text in played.problems)
-    return [finding for text in texts for finding in problem(text)]
+    return problem(*dict.fromkeys(text for played in alone for text in played.problems))
 
 
 async def repeats(subject: Subject, alone: list[Played]) -> list[Finding]:
@@ -75,7 +74,7 @@ async def repeats(subject: Subject, alone: list[Played]) -> list[Finding]:
 
 async def any_action(subject: Subject, alone: list[Played]) -> list[Finding]:
     """A model may say anything: step answers it and does not raise."""
-    found = []
+    found: list[Finding] = []
     raised: dict[tuple[str, str], list[Action]] = {}
     for action in _ACTIONS:
         await subject.reset(1)
@@ -84,11 +83,11 @@ async def any_action(subject: Subject, alone: list[Played]) -> list[Finding]:
         except Exception as error:
             raised.setdefault((said(error), subject.home.place_of(error)), []).append(action)
         else:
-            found += [finding for text in problems_of(observation, reward, info) for finding in problem(text)]
+            found += problem(*problems_of(observation, reward, info))
     for (error_text, place), actions in raised.items():
         others = f" and {len(actions) - 1} other(s)" if len(actions) > 1 else ""
         text = f"step raises for the action {actions[0]!r:.80}{others} ({error_text}): answer what you cannot read, do not raise"
-        found += problem(text, place)
+        found += problem(text, place=place)
     return list(dict.fromkeys(found))
 
 
@@ -135,7 +134,7 @@ async def close(subject: Subject, alone: list[Played]) -> list[Finding]:
             await one.close()
         except Exception as error:
             text = f"close() must be callable {when}; it raised {said(error)}"
-            found += problem(text, one.home.place_of(error))
+            found += problem(text, place=one.home.place_of(error))
     return found
 
 
@@ -148,7 +147,7 @@ async def tools(subject: Subject, alone: list[Played]) -> list[Finding]:
     texts += [f"two tools are called {name!r}: rename one" for name in dict.fromkeys(names) if names.count(name) > 1]
     if not texts:
         return ok(", ".join(names) or "none")
-    return [finding for text in texts for finding in problem(f"{text}; ToolSet([...]).schemas makes valid ones")]
+    return problem(*(f"{text}; ToolSet([...]).schemas makes valid ones" for text in texts))
 
 
 def _wrong_with_tool(schema: Any) -> str:
@@ -240,7 +239,7 @@ async def gymnasium(subject: Subject, alone: list[Played]) -> list[Finding]:
         await subject.call("Gymnasium's check", run, patience=5.0)
     except Exception as error:
         text = f"gymnasium.utils.env_checker.check_env says {said(error)}"
-        return problem(text, subject.home.place_of(error))
+        return problem(text, place=subject.home.place_of(error))
     return []
 
 
@@ -312,7 +311,7 @@ async def process_state(subject: Subject, alone: list[Played]) -> list[Finding]:
     for name, advice in _ADVICE.items():
         if before[name] != after[name]:
             place = subject.home.line_with(type(subject.bare), _DRAWS if "random" in name else _SETTINGS)
-            found += problem(f"an episode changes {name}: {advice}", place)
+            found += problem(f"an episode changes {name}: {advice}", place=place)
     return found
 
 
@@ -431,7 +430,7 @@ async def memory(subject: Subject, alone: list[Played]) -> list[Finding]:
     finally:
         tracemalloc.stop()
     text = f"each of {count} resets kept {growth / 1e3:,.0f} kB more: let go in reset of what the last episode made"
-    return problem(text, place)
+    return problem(text, place=place)
 
 
 async def _again(subject: Subject, actions: list[Action], task: Task | None, times: int, until: float) -> int:

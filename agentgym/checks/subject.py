@@ -93,9 +93,9 @@ def named(check: str, found: Iterable[Finding]) -> list[Finding]:
     return [replace(finding, check=check) for finding in found]
 
 
-def problem(text: str, place: str = "") -> list[Finding]:
-    """One problem; the caller of the check adds its name."""
-    return [Finding("", PROBLEM, text, place)]
+def problem(*texts: str, place: str = "") -> list[Finding]:
+    """A problem for each text; the caller of the check adds its name."""
+    return [Finding("", PROBLEM, text, place) for text in texts]
 
 
 def note(text: str) -> list[Finding]:

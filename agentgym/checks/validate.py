@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentgym.checks.audit import limits_of
 from agentgym.checks.contract import SPLITS, first_tasks, sizes_of, spread
 from agentgym.checks.subject import PROBLEM, Finding, named, note, ok, problem, said
 from agentgym.core.registration import EnvSpec
@@ -76,8 +77,8 @@ async def validate(
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     started = time.perf_counter()
-    limits = limits or Limits()
     bare: Any = spec.make().unwrapped
+    limits = limits_of(bare, limits)
     expert, own_random = hasattr(bare, "expert_action"), hasattr(bare, "random_action")
     await close_env(bare)
     tasks = list(spec.tasks(split).take(n))

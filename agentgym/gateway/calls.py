@@ -50,6 +50,10 @@ class ModelCall:
     streams: bool = False  # the client reads the answer while it is sampled
     after: Call | None = None  # the call of the episode whose messages and answer these messages begin with
 
+    def new_messages(self) -> list[Message]:
+        """Those behind `after` and its answer."""
+        return self.messages[self.after.length if self.after else 0 :]
+
 
 @dataclass
 class ModelAnswer:

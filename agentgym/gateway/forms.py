@@ -86,3 +86,10 @@ def _plain_part(part: Any, where: str) -> dict[str, Any]:
 
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def levels(value: Any) -> int:
+    """How many lists and objects a value of JSON has inside each other."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(levels, value.values() if isinstance(value, dict) else value), default=0)

@@ -32,6 +32,7 @@ import agentgym.gateway.responses as responses  # noqa: PLR0402 - the package im
 from agentgym.core.messages import assistant
 from agentgym.gateway.calls import Backend, ModelAnswer, ModelCall, Refused, Settings
 from agentgym.gateway.episodes import DAY_SECONDS, Episode, Exchange, Limits
+from agentgym.gateway.forms import levels
 from agentgym.gateway.streams import Stream
 from agentgym.gateway.tree import Call
 from agentgym.gateway.upstream import Passed
@@ -40,6 +41,7 @@ from agentgym.storage.durable import DurableLines, NotWritten
 
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
+MOST_LEVELS = 100  # of a message: one that goes too deep for Python would be recorded, and the record never read again
 PING, PING_SECONDS, CLOSE_SECONDS = b": ping\n\n", 10.0, 10.0
 _PROTOCOLS: dict[str, Any] = {
     "/v1/chat/completions": chat,
@@ -324,10 +326,13 @@ class Gateway:
     def _calls(self, protocol: Any, body: dict[str, Any], episode: Episode) -> list[ModelCall]:
         try:
             calls: list[ModelCall] = protocol.read(body, episode)
+            for call in calls:
+                call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
+                if any(levels(message) > MOST_LEVELS for message in call.new_messages()):
+                    raise Refused(400, f"a message has at most {MOST_LEVELS} lists and objects inside each other")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
         for call in calls:
-            call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
             self.settings.settle(call, self.backend)
         return calls
 

@@ -153,7 +153,7 @@ class Tree:
     def grown(self, number: int, call: ModelCall, answer: ModelAnswer, tools: str) -> Call:
         """A call that was answered now, with its place in the tree; it is not added yet."""
         tokens, after = answer.tokens, call.after
-        asked = replace(call, messages=call.messages[after.length if after else 0 :], tools=[], after=None)
+        asked = replace(call, messages=call.new_messages(), tools=[], after=None)
         forms = asked, replace(answer, tokens=None), tools
         if tokens is None or not 0 < len(tokens.completion_ids) == len(tokens.logprobs) == len(tokens.versions):
             return Call(number, None, after, b"", array("d"), [], *forms)

@@ -42,22 +42,22 @@ class Upstream:
     ):
         self._policy = ChatPolicy(model or "", base_url, api_key, timeout=timeout, retries=retries)
         self._defaults = dict(defaults or {})
-        self._base = url_of(base_url).removesuffix(_CHAT)
         self._asked = model
         self.models: Sequence[str] = ()
         self.exact = False
 
     async def start(self) -> None:
         """Look what it serves. EndpointError: it does not answer, or not for this model."""
+        url = self._policy.url.replace(_CHAT, "/models")
         try:
-            listed = await self._ask("GET", f"{self._base}/models")
+            listed = await self._ask("GET", url)
             cards = {str(card["id"]): card for card in listed["data"]}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            raise EndpointError(f"{self._base}/models: no list of models: {str(error) or repr(error)}") from error
+            raise EndpointError(f"{url}: no list of models: {str(error) or repr(error)}") from error
         name = self._asked or next(iter(cards), "")
         if name not in cards:
             there = f"there are {', '.join(cards)}" if cards else "there is none"
-            raise EndpointError(f"{self._base} serves no model {name!r}; {there}")
+            raise EndpointError(f"{self._policy.url.replace(_CHAT, '')} serves no model {name!r}; {there}")
         self.models, self.exact = [name], cards[name].get("owned_by") == "vllm"
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
@@ -97,8 +97,9 @@ class Upstream:
         if not self.exact:
             raise Refused(400, "the engine does not count tokens")
         body = {"model": self.models[0], "messages": as_sent(call.messages, True), "tools": call.tools or None}
+        url = self._policy.url.replace(f"/v1{_CHAT}", _CHAT).replace(_CHAT, "/tokenize")
         try:
-            counted = await self._ask("POST", f"{self._base.removesuffix('/v1')}/tokenize", json=body)
+            counted = await self._ask("POST", url, json=body)
             return int(counted["count"])
         except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError) as error:
             raise Refused(502, f"the engine does not count: {type(error).__name__}", "engine") from error
@@ -133,7 +134,7 @@ class Passed:
         return name, cls(url, os.environ.get(variable, ""))
 
     def __init__(self, base_url: str, api_key: str = ""):
-        self._url = url_of(base_url).removesuffix(_CHAT).removesuffix("/v1")
+        self._url = url_of(base_url).replace(f"/v1{_CHAT}", _CHAT)
         self._key = api_key
 
     async def forward(self, request: web.BaseRequest, path: str, raw: bytes) -> tuple[int, web.StreamResponse]:
@@ -142,7 +143,8 @@ class Passed:
         headers = {name: request.headers[name] for name in names if name in request.headers}
         headers |= {"Authorization": f"Bearer {self._key}", "x-api-key": self._key} if self._key else {}
         try:
-            async with (await endpoints.session()).post(f"{self._url}{path}", data=raw, headers=headers) as answer:
+            url = self._url.replace(_CHAT, path)
+            async with (await endpoints.session()).post(url, data=raw, headers=headers) as answer:
                 kind = answer.headers.get("Content-Type", "application/json")
                 response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
                 await response.prepare(request)

@@ -267,7 +267,6 @@ async def read_stream(chunks: AsyncIterator[bytes], tell: Callable[[str, str], N
     calls: dict[int, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     record: dict[str, Any] = {"choices": [whole]}
-    begun = False
     async for data in _events(chunks):
         if data.strip() == "[DONE]":
             break
@@ -276,7 +275,6 @@ async def read_stream(chunks: AsyncIterator[bytes], tell: Callable[[str, str], N
             _raise_error_of(part)
             record |= {name: part[name] for name in ("usage", "prompt_token_ids") if part.get(name)}
             for choice in part["choices"][:1]:  # the last chunk may have the usage alone
-                begun = True
                 delta = choice.get("delta") or {"content": choice.get("text")}
                 _grow(message, calls, delta)
                 _gather(whole, choice)
@@ -288,7 +286,7 @@ async def read_stream(chunks: AsyncIterator[bytes], tell: Callable[[str, str], N
     else:
         if whole.get("finish_reason") is None:
             raise Passing("the stream ended before the answer did", "cut")
-    if not begun:
+    if not whole:
         raise Passing("the stream has no answer in it")
     whole["message"] = {**message, "tool_calls": [calls[number] for number in sorted(calls)]}
     return record

@@ -460,6 +460,7 @@ class _EnvSlot:
                 call = executor_of(env).start(prepare, coming.task)
                 await bounded("prepare", call, self.batch.limits.init_timeout)
         except CallFailed as failure:
+            self.close()  # whose `prepare` may still run
             error = f"{self.batch.env_id or 'environment'}, task {task.id!r}: {failure}"
             record = Trajectory(f"{task.id}/{episode.sample}", self.batch.env_id, task.id, episode.sample, episode.seed)
             return replace(record, end="error", error=error, metadata=failure.facts())

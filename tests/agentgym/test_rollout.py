@@ -509,6 +509,27 @@ def test_the_task_of_the_next_episode_is_prepared_before_one_is_played():
     assert told == ["b", "init a", "c", "init b", "init c"]
 
 
+def test_an_environment_that_hangs_as_it_prepares_a_task_is_not_used_again():
+    made, gate = [], threading.Event()
+
+    class Hangs(Echo):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+        def prepare(self, task):
+            if self is made[0]:
+                gate.wait(30)
+
+    episodes = [Episode(Task(name)) for name in "abc"]
+    limits = Limits(init_timeout=0.2, close_timeout=0.2)
+    played = run_many(Hangs, lambda episode: ExpertPolicy(), episodes, concurrency=1, limits=limits, retries=0)
+    ended = asyncio.run(played)
+    gate.set()
+    assert [trajectory.end for trajectory in ended] == ["error", "terminated", "terminated"]
+    assert "prepare took longer than its limit of 0.2 s" in ended[0].error
+
+
 @pytest.mark.parametrize(("seconds", "failed"), [(None, True), (30.0, False)])
 def test_an_environment_may_say_that_its_init_takes_long(seconds, failed):
     class Slow(Echo):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 from langchain.agents import create_agent
 from langchain_mcp_adapters.client import MultiServerMCPClient
@@ -17,7 +18,7 @@ async def main() -> None:
     }
     tools = await MultiServerMCPClient({"environment": server}).get_tools()
     agent = create_agent(ChatOpenAI(model=os.environ["AGENTGYM_MODEL"]), tools)
-    asked = {"messages": [{"role": "user", "content": os.environ["AGENTGYM_TASK"]}]}
+    asked = {"messages": [{"role": "user", "content": sys.stdin.read()}]}
     answer = await agent.ainvoke(asked, {"recursion_limit": 10_000})
     print(answer["messages"][-1].text)
 

@@ -60,4 +60,4 @@ model = LitellmTextbasedModel(
 # Those without a class of their own, such as 403 at a limit of the episode: it would ask again for minutes.
 model.abort_exceptions = [*model.abort_exceptions, litellm.exceptions.APIError]
 agent = DefaultAgent(model, Shell(), **{**settings["agent"], "cost_limit": 0.0})
-agent.run(os.environ["AGENTGYM_TASK"])
+agent.run(sys.stdin.read())

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 from agents import Agent, Runner, set_tracing_disabled
 from agents.mcp import MCPServerStreamableHttp
@@ -15,7 +16,7 @@ async def main() -> None:
     params = {"url": os.environ["AGENTGYM_MCP_URL"], "headers": headers, "timeout": SECONDS}
     async with MCPServerStreamableHttp(params, client_session_timeout_seconds=SECONDS) as server:
         agent = Agent(name="player", model=os.environ["AGENTGYM_MODEL"], mcp_servers=[server])
-        result = await Runner.run(agent, os.environ["AGENTGYM_TASK"], max_turns=10_000)
+        result = await Runner.run(agent, sys.stdin.read(), max_turns=10_000)
     print(result.final_output)
 
 

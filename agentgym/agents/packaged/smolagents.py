@@ -1,6 +1,7 @@
 """smolagents: its agent that calls tools, by chat completions, and the environment's tools by MCP."""
 
 import os
+import sys
 
 from smolagents import LogLevel, MCPClient, OpenAIModel, ToolCallingAgent
 
@@ -13,4 +14,4 @@ server = {
 model = OpenAIModel(os.environ["AGENTGYM_MODEL"], os.environ["OPENAI_BASE_URL"], api_key=key)
 with MCPClient(server, structured_output=False) as tools:
     agent = ToolCallingAgent(tools=tools, model=model, max_steps=10_000, verbosity_level=LogLevel.OFF)
-    print(agent.run(os.environ["AGENTGYM_TASK"]))
+    print(agent.run(sys.stdin.read()))

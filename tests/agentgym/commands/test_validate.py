@@ -1,16 +1,20 @@
 """`agentgym validate`: what it proves of sound environments, and what it finds in others."""
 
+import asyncio
 import json
 import random
+import time
 
 import pytest
 
+from agentgym.checks.validate import validate
 from agentgym.cli import main
 from agentgym.core import registration
 from agentgym.core.env import Env
 from agentgym.core.messages import user
-from agentgym.core.registration import register
+from agentgym.core.registration import EnvSpec, register
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.rollout.episode import Limits
 
 
 class Doubling(Env):
@@ -90,6 +94,16 @@ class Falls(Doubling):
     def step(self, action):
         if self.task.id == "105":
             raise OSError("no space")
+        return super().step(action)
+
+
+class Slow(Doubling):
+    """Says how long a step may take."""
+
+    step_seconds = 60.0
+
+    def step(self, action):
+        time.sleep(0.3)
         return super().step(action)
 
 
@@ -208,3 +222,8 @@ def test_mistakes_are_one_line_and_exit_code_2(words, said, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_an_environment_whose_steps_take_long_by_its_own_word_has_that_long():
+    found = asyncio.run(validate(EnvSpec("slow", Slow), n=2, limits=Limits(step_timeout=0.2)))
+    assert [score["errors"] for score in found.scores] == [0, 0, 0], found.findings

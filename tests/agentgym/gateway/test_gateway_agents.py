@@ -164,6 +164,25 @@ def test_a_command_gets_its_task_in_four_ways_and_answers_on_its_standard_output
     assert (trajectory.reward, trajectory.end, trajectory.metadata["agent"]["exit_code"]) == (0.5, "terminated", 0)
 
 
+class Long(Talking):
+    """Its opening has more bytes than a word or a variable of a program can have."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return [user("é" * 70_000)], {}
+
+
+def test_a_task_that_is_too_long_for_a_variable_comes_on_standard_input_alone(tmp_path):
+    text = (
+        "import os, sys\nassert sys.stdin.read() == 'é' * 70_000 and 'AGENTGYM_TASK' not in os.environ\nprint('stop')\n"
+    )
+    line = script(tmp_path, text)
+    trajectory = played(line, tmp_path / "read", env=Long)
+    assert (trajectory.error, trajectory.metadata["agent"]["exit_code"]) == (None, 0)
+    trajectory = played(f"{line} {{task}}", tmp_path / "word", env=Long)
+    assert "would have 140,000 bytes, more than a program can be started with" in trajectory.error
+
+
 def test_a_command_that_exits_with_an_error_has_failed(tmp_path):
     trajectory = played(script(tmp_path, "import sys\nprint('half')\nsys.exit('no idea')\n"), tmp_path)
     assert (trajectory.agent_failure, trajectory.reward) == ("agent_failed", -1.0)

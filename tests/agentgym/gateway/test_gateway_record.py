@@ -11,7 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from gateway_cases import HELLO, TOOL, Agent, agent_of, lines_of, run, serving, shape
+from gateway_cases import HELLO, TOOL, Agent, agent_of, lines_of, post, run, serving, shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import ToyModel
@@ -242,5 +242,24 @@ def test_a_call_is_recorded_with_all_that_a_trainer_needs(tmp_path):
         assert call["answer"]["usage"]["completion_tokens"] == len(call["sampled"])
         assert line["exchange"]["began"] <= line["ended"]
         assert len(delivered["delivered"]) == 1
+
+    run(go())
+
+
+def test_a_message_is_refused_that_goes_too_deep_to_be_read_from_the_record_again(tmp_path):
+    def nested(levels):
+        value = 1
+        for _ in range(levels - 1):  # the message is the first
+            value = [value]
+        return {"role": "user", "content": "x", "more": value}
+
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            url = f"{agent.gateway.url}/v1/chat/completions"
+            status, told = await post(url, {"messages": [*HELLO, nested(101)]}, agent.key)
+            assert (status, agent.calls) == (400, [])
+            assert told["error"]["message"] == "a message has at most 100 lists and objects inside each other"
+            status, _ = await post(url, {"messages": [*HELLO, nested(100)]}, agent.key)
+            assert (status, len(agent.calls)) == (200, 1)
 
     run(go())

@@ -15,7 +15,7 @@ from gateway_cases import HELLO, agent_of, post, run, serving
 
 from agentgym.cli import main as agentgym
 from agentgym.evaluate.serving import serve_model
-from agentgym.gateway import Upstream
+from agentgym.gateway import Passed, Upstream
 from agentgym.policies import endpoints
 from agentgym.policies.base import EndpointError
 
@@ -31,8 +31,10 @@ class Endpoint:
 
     def __init__(self, *answers, owner="someone", models=("big",)):
         self.answers, self.owner, self.models, self.asked = list(answers), owner, models, []
+        self.paths = []  # with queries
 
     async def answer(self, request):
+        self.paths.append(str(request.rel_url))
         if request.method == "GET":
             return web.json_response({"data": [{"id": id, "owned_by": self.owner} for id in self.models]})
         self.asked.append((request.path, await request.json()))
@@ -99,6 +101,25 @@ def test_a_model_whose_tokens_are_not_told_is_recorded_by_its_messages(tmp_path)
     assert (first["model"], first["top_p"], "user" in first) == ("big", 0.5, False)
     assert "reasoning_content" not in second["messages"][1], "most endpoints do not take thoughts back"
     assert "return_token_ids" not in first
+
+
+def test_the_query_of_an_endpoint_s_address_is_part_of_every_request(tmp_path):
+    endpoint = Endpoint(completion(THOUGHT), completion(THOUGHT), {"count": 7}, owner="vllm")
+
+    async def go():
+        async with endpoint.engine():
+            url = f"{endpoint.url}?api-version=1"
+            engine, judge = Upstream(url), Passed(url, "its key")
+            endpoint.paths.clear()
+            await engine.start()
+            async with agent_of(tmp_path, engine, passed={"judge": judge}) as agent:
+                await agent.openai.chat.completions.create(model="judge", messages=HELLO)
+                await agent.chat()
+                await agent.anthropic.messages.count_tokens(model="big", messages=HELLO)
+
+    run(go())
+    chat = "/v1/chat/completions?api-version=1"
+    assert endpoint.paths == ["/v1/models?api-version=1", chat, chat, "/tokenize?api-version=1"]
 
 
 def test_streams_are_passed_on_as_they_come_with_thoughts_and_tool_calls(tmp_path):
