@@ -118,9 +118,8 @@ async def audit(
 def limits_of(env: Any, limits: Limits | None) -> Limits:
     """Limits in which a step has as many seconds as the environment says that it needs."""
     limits = limits or Limits()
-    if env.step_seconds is None or not isinstance(
-        limits.step_timeout, int | float
-    ):  # "auto" asks the environment itself
+    # Of the texts, "auto" asks the environment itself.
+    if env.step_seconds is None or not isinstance(limits.step_timeout, int | float):
         return limits
     return replace(limits, step_timeout=max(limits.step_timeout, env.step_seconds))
 
