@@ -179,8 +179,7 @@ def _next(folder: Path) -> Path:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
-    left = [path for end in ("partial", "old") for path in folder.glob(f".*.{end}")]  # by ranks that were killed
-    for old in [*earlier[: 1 - KEPT], *left]:
+    for old in earlier[: 1 - KEPT]:
         shutil.rmtree(old)
     return folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
 
