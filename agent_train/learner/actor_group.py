@@ -99,7 +99,7 @@ class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
     Each call waits at most `config.learner.timeout` seconds. If a rank fails, the call raises LearnerError, the ranks
-    are killed and every further call raises. Malformed samples, or such without what a call reads, raise ValueError.
+    are killed and every further call raises. Malformed samples raise ValueError, and no rank is killed.
     """
 
     def __init__(
