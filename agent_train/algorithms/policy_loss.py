@@ -48,16 +48,6 @@ class PolicyLoss:
     reads: frozenset[str]
     settings: Mapping[str, Any]
 
-    @property
-    def needs_proximal(self) -> bool:
-        """True if log-probabilities of the proximal policy are needed, which may cost a forward pass."""
-        return "old_T" in self.reads
-
-    @property
-    def divides_by_behaviour(self) -> bool:
-        """True if it closes the gap to the engine itself. A correction on top would count that gap twice."""
-        return "behaviour_T" in self.reads
-
     def __call__(self, inputs: LossInputs) -> Tensor:
         given = {name: getattr(inputs, name) for name in INPUTS if name in self.reads}
         missing = [name for name, value in given.items() if value is None]

@@ -67,12 +67,11 @@ def bilevel_gae(
 
     ends_K = (in_turn_M == 0).nonzero()[:, 0]
     values_K = values_M[ends_K]
+    lam_M, lam_K = (lam[index_M], lam[index_M[ends_K]]) if isinstance(lam, Tensor) else (lam, lam)
     advantages_K = _gae(
-        rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, lam if turn_lam is None else turn_lam
+        rewards_M[ends_K], values_K, goes_on(segment_M[ends_K]), turn_gamma, lam_K if turn_lam is None else turn_lam
     )
     rewards_M = rewards_M.index_copy(0, ends_K, advantages_K + values_K)
-
-    lam_M = lam[index_M] if isinstance(lam, Tensor) else lam
     return put_back(_gae(rewards_M, values_M, in_turn_M, gamma, lam_M), index_M, len(mask_T)).detach()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_train.cluster.lost import LostError
@@ -90,8 +91,24 @@ class Engine:
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
         """Receive and load the tensors that the sender broadcasts meanwhile, then raise the version; the checksum of each.
 
-        If that fails, nothing is generated, because its weights are mixed, until a later load succeeds.
+        It returns when they serve, and nothing that was computed by others is left in caches. If it fails, nothing is
+        generated, because its weights are mixed, until a later load succeeds.
         """
+        raise NotImplementedError
+
+    async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
+        """Have every worker read a folder of `Learner.save_weights`, to load it next; the checksums that each found.
+
+        None are found where the folder changes weights that a worker does not hold. What serves is left as it is.
+        """
+        raise NotImplementedError
+
+    async def load_fetched(self, version: int) -> dict[str, int]:
+        """Load what the workers have fetched; as `receive_weights`."""
+        raise NotImplementedError
+
+    async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
+        """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; as `receive_weights`."""
         raise NotImplementedError
 
     @property

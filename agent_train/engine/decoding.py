@@ -78,7 +78,9 @@ def decode(model: Any, requests: Sequence[Request], version: int) -> list[Comple
             sampled_R, mask_RP, positions_RP = sampled_R[rows], mask_RP[rows], positions_RP[rows]
         ids_RP = sampled_R[:, None]
         mask_RP = torch.cat([mask_RP, mask_RP.new_ones(len(running), 1)], dim=1)
-        positions_RP = positions_RP[:, -1:] + 1
+        # Those of rows that have ended stand still: a model that learns positions has no more than its longest sequence.
+        lives_R1 = torch.tensor([[request.finish_reason is None] for request in running], device=device)
+        positions_RP = positions_RP[:, -1:] + lives_R1
     return [Completion(r.ids, r.logprobs, [version] * len(r.ids), r.finish_reason or "length") for r in requests]
 
 

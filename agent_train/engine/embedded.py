@@ -148,8 +148,12 @@ class EmbeddedEngine(Engine):
         )
 
     async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        loads = f"loads version {version}"
-        sums: dict[str, int] = await self._in_thread(lambda: self._load(manifest, version), loads)
+        def load() -> dict[str, int]:
+            if self._group is None:
+                raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
+            return self._copy({info.name for info in manifest}, receive_buckets(self._group, manifest), version)
+
+        sums: dict[str, int] = await self._in_thread(load, f"loads version {version}")
         return sums
 
     async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
@@ -225,11 +229,6 @@ class EmbeddedEngine(Engine):
             self._batch = None
             if self._waiting:
                 self._consider()
-
-    def _load(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]:
-        if self._group is None:
-            raise WeightTransferError("the embedded engine is in no weight group: call connect_weights first")
-        return self._copy({info.name for info in manifest}, receive_buckets(self._group, manifest), version)
 
     def _copy(
         self, names: Collection[str], tensors: Iterable[tuple[str, torch.Tensor]], version: int

@@ -34,7 +34,6 @@ _WHOLE_DISTRIBUTION = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "p
 _WHOLE_DISTRIBUTION |= {"frequency_penalty": 0.0}
 _CHECK_SECONDS = 30.0
 IDLE_HEALTH_SECONDS = 5.0
-IDLE_SECONDS = 10.0  # more than the limit of a request
 _REST_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
@@ -73,14 +72,13 @@ class ExternalEngine(Engine):
         self._config, self._model_dir = config, Path(model_dir)
         self._client: aiohttp.ClientSession = open_client(key)
         self._timeline = timeline or Timeline()
-        self._router = Router(len(self.servers), len(self.servers) * config.max_concurrent)
+        self._router = Router(len(self.servers), len(self.servers) * config.max_concurrent, self._timeline)
         self._run = secrets.token_hex(4)
         self._folder, self._sums = Path(), dict[str, int]()  # of the weights to load next
         self._losses = 0
         self._looks: dict[str, asyncio.Task[None]] = {}  # at servers whose requests were given up, by their URLs
         self._serving = asyncio.Event()  # cleared while weights are loaded
         self._serving.set()
-        self._idle = asyncio.Event()  # set when the last request in flight has ended
 
     @classmethod
     async def start(
@@ -146,26 +144,17 @@ class ExternalEngine(Engine):
         self.check_request(prompt_ids, sampling)
         while True:
             await self._serving.wait()
-            number = self._router.pick(self._fit(), episode)
-            server = self.servers[number]
-            self._count(number)
-            try:
-                return await self._sample(server, prompt_ids, sampling)
-            except (EngineError, Refused) as error:
-                failure = error
-            except asyncio.CancelledError:  # the time of a turn is over, say: the server may hang
-                if (looking := self._looks.get(server.url)) is None or looking.done():
-                    self._looks[server.url] = asyncio.create_task(self._look(server))
-                raise
-            finally:
-                self._router.in_flight[number] -= 1
-                self._count(number)
-                if not any(self._router.in_flight):
-                    self._idle.set()
+            with self._router.request(self._fit(), episode) as number:
+                server = self.servers[number]
+                try:
+                    return await self._sample(server, prompt_ids, sampling)
+                except (EngineError, Refused) as error:
+                    failure = error
+                except asyncio.CancelledError:  # the time of a turn is over, say: the server may hang
+                    if (looking := self._looks.get(server.url)) is None or looking.done():
+                        self._looks[server.url] = asyncio.create_task(self._look(server))
+                    raise
             await self._leave_out(server, failure)
-
-    def _count(self, number: int) -> None:
-        self._timeline.count(("engine", number), "requests", self._router.in_flight[number])
 
     def _fit(self) -> list[int]:
         """The servers with the present weights. EngineLostError without any."""
@@ -210,7 +199,7 @@ class ExternalEngine(Engine):
         answers = await asyncio.gather(*map(self._answers, self.servers))
         self._serving.clear()
         try:
-            await self._until_idle()
+            await self._router.until_idle(self._config.request_timeout)
             given = [self._give(server, version, there) for server, there in zip(self.servers, answers, strict=True)]
             ended = await asyncio.gather(*given)
             failures = [failure for failure in ended if failure is not None]
@@ -225,15 +214,6 @@ class ExternalEngine(Engine):
             for number in range(len(self.servers)):
                 self._timeline.add(("engine", number), f"loads version {version}", begun)
         return self._sums
-
-    async def _until_idle(self) -> None:
-        seconds = self._config.request_timeout
-        self._idle.clear()
-        try:
-            if any(self._router.in_flight):
-                await asyncio.wait_for(self._idle.wait(), seconds + IDLE_SECONDS)
-        except TimeoutError as error:
-            raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
     async def _answers(self, server: Remote) -> bool:
         """False if a server that gets no requests does not answer either when it is asked for its health."""

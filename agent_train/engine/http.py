@@ -43,30 +43,15 @@ async def post(
     what: str,
     *,
     attempts: int = ATTEMPTS,
+    method: str = "POST",
 ) -> Any:
-    """POST and return the JSON answer.
+    """Send and return the JSON answer, None where it is no JSON.
 
     A server can close a connection just as it is used again, so a broken one is retried: `attempts=1` for what may not be sent twice.
     Refused if the server refuses (4xx), ServerFailed if it fails (5xx) or there is no connection after a few attempts, EngineError
     without an answer in `seconds`.
     """
-    return await _send(client, "POST", base_url + path, body, seconds, what, attempts)
-
-
-async def ask(client: aiohttp.ClientSession, base_url: str, path: str, seconds: float, what: str) -> Any:
-    """GET and return the JSON answer, None where it is no JSON. Raises as `post`."""
-    return await _send(client, "GET", base_url + path, None, seconds, what, ATTEMPTS)
-
-
-async def _send(
-    client: aiohttp.ClientSession,
-    method: str,
-    url: str,
-    body: Mapping[str, Any] | None,
-    seconds: float,
-    what: str,
-    attempts: int,
-) -> Any:
+    url = base_url + path
     timeout = aiohttp.ClientTimeout(total=None if seconds == math.inf else seconds, ceil_threshold=math.inf)
     for attempt in range(1, attempts + 1):
         try:
@@ -83,6 +68,11 @@ async def _send(
             if attempt == attempts or isinstance(error, aiohttp.ClientConnectorError):
                 raise ServerFailed(f"{what}: {url}: {type(error).__name__}: {error}") from error
     raise AssertionError("the last attempt returns or raises")
+
+
+async def ask(client: aiohttp.ClientSession, base_url: str, path: str, seconds: float, what: str) -> Any:
+    """As `post`, by GET."""
+    return await post(client, base_url, path, None, seconds, what, method="GET")
 
 
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:

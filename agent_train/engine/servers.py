@@ -8,8 +8,8 @@ import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -35,6 +35,7 @@ RUNNING = (HEALTHY, SUSPECT, STALE)
 FIRST_REST, LONGEST_REST = 0.5, 60.0  # before a start; each doubles the next, until the server serves
 HEALTH_SECONDS = 60.0  # on a CPU a server answers nothing while it computes a step
 HOMES = 16  # of episodes that the router remembers, for each that runs: long ones may rest while many short ones pass
+IDLE_SECONDS = 10.0  # more than the limit of a request
 _POLL_SECONDS = 0.25
 _ACTOR_SECONDS = 60.0
 _LIVE_SECONDS = 10.0
@@ -48,10 +49,12 @@ def _now() -> float:
 
 
 class Router:
-    """Picks among servers by their numbers. Who is done with a picked one lowers its `in_flight`."""
+    """Picks among servers by their numbers, and counts the requests in flight to each."""
 
-    def __init__(self, size: int, episodes: int):
+    def __init__(self, size: int, episodes: int, timeline: Timeline | None = None):
         self.in_flight = [0] * size
+        self._timeline = timeline or Timeline()
+        self._idle = asyncio.Event()  # set when the last request in flight has ended
         self._homes: OrderedDict[str, int] = OrderedDict()
         self._most = HOMES * episodes  # `episodes` run at a time
 
@@ -67,6 +70,31 @@ class Router:
                 self._homes.popitem(last=False)
         self.in_flight[number] += 1
         return number
+
+    @contextmanager
+    def request(self, among: Sequence[int], episode: str | None) -> Iterator[int]:
+        """A request is in flight to the server that is picked."""
+        number = self.pick(among, episode)
+        self._count(number)
+        try:
+            yield number
+        finally:
+            self.in_flight[number] -= 1
+            self._count(number)
+            if not any(self.in_flight):
+                self._idle.set()
+
+    def _count(self, number: int) -> None:
+        self._timeline.count(("engine", number), "requests", self.in_flight[number])
+
+    async def until_idle(self, seconds: float) -> None:
+        """Return when no request is in flight, of which each may take so long; EngineError if they take longer."""
+        self._idle.clear()
+        try:
+            if any(self.in_flight):
+                await asyncio.wait_for(self._idle.wait(), seconds + IDLE_SECONDS)
+        except TimeoutError as error:
+            raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
 
 class _Server(VllmServer):

@@ -34,7 +34,6 @@ WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _RPC_SECONDS = 60.0
-_IDLE_SECONDS = 10.0  # more than the limit of a request
 _TRIES = 5  # of a request whose servers die one after another: it may be the cause
 _LIVE_SECONDS = 10.0
 _WAITING, _CACHE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
@@ -53,10 +52,9 @@ class VllmEngine(Engine):
         self.max_model_len = config.max_model_len
         self.key = key
         self._config = config
-        self._router = Router(config.replicas, config.replicas * config.max_concurrent)
+        self._router = Router(config.replicas, config.replicas * config.max_concurrent, servers.timeline)
         self._serving = asyncio.Event()  # cleared while weights are loaded
         self._serving.set()
-        self._idle = asyncio.Event()  # set when the last request in flight has ended
         self._group: list[Server] = []  # whose workers are in the weight group, or have fetched weights
         self._adapter: str | None = None
         self._adapters = itertools.count(1)
@@ -124,21 +122,15 @@ class VllmEngine(Engine):
         for _ in range(_TRIES):
             while (serving := await self.servers.some(HEALTHY)) and not self._serving.is_set():
                 await self._serving.wait()
-            number = self._router.pick(serving, episode)
-            server = self.servers.all[number]
-            self._count(number)
-            try:
-                return await self._ask(server, body)
-            except EngineError as error:
-                failure = error
-            except asyncio.CancelledError:
-                self.servers.look_at(server)
-                raise
-            finally:
-                self._router.in_flight[number] -= 1
-                self._count(number)
-                if not any(self._router.in_flight):
-                    self._idle.set()
+            with self._router.request(serving, episode) as number:
+                server = self.servers.all[number]
+                try:
+                    return await self._ask(server, body)
+                except EngineError as error:
+                    failure = error
+                except asyncio.CancelledError:
+                    self.servers.look_at(server)
+                    raise
             await self.servers.examine(server, failure)
         raise EngineError(f"generate: {_TRIES} servers died of this request or beside it, the last of: {failure}")
 
@@ -154,9 +146,6 @@ class VllmEngine(Engine):
         except TimeoutError as error:
             raise EngineError(f"generate: {server.url} is dead or did not answer within {seconds:g} s") from error
         return _completion(answer["choices"][0])
-
-    def _count(self, number: int) -> None:
-        self.servers.timeline.count(("engine", number), "requests", self._router.in_flight[number])
 
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel
@@ -189,10 +178,6 @@ class VllmEngine(Engine):
         return await self._load("receive_weights", manifest_to_json(manifest), version)
 
     async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
-        """Have every worker read a folder of `save_weights`, to load it next; the checksums that each found.
-
-        None are found where the folder changes weights that a worker does not hold. What serves is left as it is.
-        """
         present = await self.servers.some(HEALTHY, STALE)
         self._group = [self.servers.all[number] for number in present]
         arguments = [os.fspath(folder), self._keeps]
@@ -200,7 +185,6 @@ class VllmEngine(Engine):
         return [worker for workers in answers for worker in workers]
 
     async def load_fetched(self, version: int) -> dict[str, int]:
-        """Load what the workers have fetched; as `receive_weights`."""
         return await self._load("load_fetched", self._keeps, version)
 
     @property
@@ -216,7 +200,6 @@ class VllmEngine(Engine):
             return await self._checksums(members, method, argument, LOAD_SECONDS, version)
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
-        """Serve the adapter of a folder (absolute, in PEFT's format, new each time) as a version; the checksum of each tensor."""
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
         present = await self.servers.some(HEALTHY, STALE)
         async with self._loading(present, version, in_flight="end"):
@@ -248,8 +231,8 @@ class VllmEngine(Engine):
             if paused:
                 self.servers.stand_still(present)
                 await self._on_all(present, "/pause?mode=keep&clear_cache=false", None, _RPC_SECONDS, "pausing")
-            elif any(self._router.in_flight):
-                await self._until_idle()
+            else:
+                await self._router.until_idle(self._config.request_timeout)
             self.servers.outdate(present)
             yield
             if self._asleep:
@@ -268,14 +251,6 @@ class VllmEngine(Engine):
             for number in present:
                 self.servers.timeline.add(("engine", number), f"loads version {version}", begun)
             self._serving.set()
-
-    async def _until_idle(self) -> None:
-        seconds = self._config.request_timeout
-        self._idle.clear()
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds + _IDLE_SECONDS)
-        except TimeoutError as error:
-            raise EngineError(f"requests in flight took longer than engine.request_timeout={seconds:g} s") from error
 
     async def _clear_caches(self, present: Sequence[int]) -> None:
         # Requests in flight are begun again: what is in their cache is of the old weights.

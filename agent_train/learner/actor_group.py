@@ -99,7 +99,7 @@ class Learner:
     """The N ranks of one role as Ray actors, on GPUs where the cluster has any, else on CPUs. Make one with `await Learner.start(...)`.
 
     Each call waits at most `config.learner.timeout` seconds. If a rank fails, the call raises LearnerError, the ranks
-    are killed and every further call raises. Malformed samples, or such without what a call reads, raise ValueError.
+    are killed and every further call raises. Malformed samples raise ValueError, and no rank is killed.
     """
 
     def __init__(
@@ -288,20 +288,21 @@ class Learner:
 
     async def save(self, folder: str | Path) -> None:
         """Write the weights, adapters added to them, as a Hugging Face folder, whole or not at all; one that is there is replaced."""
-        await self._on_all("save", _absolute(folder))
-        await self.files.share(_absolute(folder), self._nodes[:1])
+        await self._write("save", folder)
 
     async def save_adapter(self, folder: str | Path) -> dict[str, int]:
         """Write the adapters alone in PEFT's format, whole or not at all; the checksum of each tensor by name."""
-        sums: dict[str, int] = await self._on_all("save_adapter", _absolute(folder))
-        await self.files.share(_absolute(folder), self._nodes[:1])
-        return sums
+        return await self._write("save_adapter", folder)
 
     async def save_weights(self, folder: str | Path, whole: bool) -> dict[str, int]:
         """Write the weights, or how they changed, for an engine to read; the checksum of each by name. See the worker's."""
-        sums: dict[str, int] = await self._on_all("save_weights", _absolute(folder), whole)
+        return await self._write("save_weights", folder, whole)
+
+    async def _write(self, method: str, folder: str | Path, *arguments: Any) -> Any:
+        """What a method answers that has rank 0 write a folder, which all nodes get."""
+        answer = await self._on_all(method, _absolute(folder), *arguments)
         await self.files.share(_absolute(folder), self._nodes[:1])
-        return sums
+        return answer
 
     async def save_state(self, folder: str | Path, export: str | Path | None = None) -> None:
         """Have the ranks copy all that a resumed run needs and write it; returns with the copies made, see `state_saved`.

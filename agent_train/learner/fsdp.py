@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agent_train.config.schema import Config
@@ -134,7 +133,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 def full_tensors(policy: Packed, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Each parameter whole, with its adapter added, by its Hugging Face name, one at a time; tied weights once. Each step is a collective."""
-    for name, whole in merged(policy.model, whole_tensor):
+    for name, whole in merged(policy.model):
         yield name, whole if dtype is None else whole.to(dtype)
 
 
@@ -144,19 +143,11 @@ def shapes_of(policy: Packed) -> list[tuple[str, tuple[int, ...]]]:
     return [(file_name(name), tuple(p.shape)) for name, p in named if ".lora_" not in name]
 
 
-def whole_tensor(parameter: Tensor) -> Tensor:
-    """A parameter gathered from all ranks, on their device, also where the shards lie on the host. A collective."""
-    value = parameter.detach()
-    if not isinstance(value, DTensor):
-        return value
-    return value.to(value.device_mesh.device_type).full_tensor()
-
-
 def whole_on_host(policy: Packed, rank: int, dtype: str, merge: bool = False) -> dict[str, Tensor]:
     """A copy of `full_tensors` in `dtype`, in the memory of rank 0; of the adapters alone, if any, unless they are to `merge`. A collective."""
     weights = {}
     adapters = any(".lora_" in name for name, _ in policy.named_parameters())
-    named = adapter_tensors(policy.model, whole_tensor) if adapters and not merge else full_tensors(policy)
+    named = adapter_tensors(policy.model) if adapters and not merge else full_tensors(policy)
     for name, whole in named:
         if rank == 0:
             weights[name] = whole.to("cpu", DTYPES[dtype], copy=True)

@@ -140,6 +140,14 @@ def _ranges(parameter: Tensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + length) for start, length in zip(begin, size, strict=True))
 
 
+def whole_tensor(parameter: Tensor) -> Tensor:
+    """A parameter gathered from all ranks, on their device, also where the shards lie on the host. A collective."""
+    value = parameter.detach()
+    if not isinstance(value, DTensor):
+        return value
+    return value.to(value.device_mesh.device_type).full_tensor()
+
+
 def like(parameter: Tensor, local: Tensor) -> Tensor:
     """A tensor that is sharded as `parameter` is, from this rank's shard. It lies where that does."""
     if not isinstance(parameter, DTensor):

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agent_train.config.schema import LoraConfig
+from agent_train.learner.loading import file_name, whole_tensor
 from agentgym.core.install import pip_install
 
 ADAPTER = "default"
@@ -71,24 +72,24 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.scaling[ADAPTER] = scale
 
 
-def merged(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each weight with its adapter, if any, added, under its name without adapters. `whole` gathers a parameter, a collective."""
+def merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each weight whole with its adapter, if any, added, under its name without adapters. Each step is a collective."""
     layers = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        value = whole(parameter)
+        value = whole_tensor(parameter)
         if (layer := layers.get(name)) is not None:
-            up, down = whole(layer.lora_B[ADAPTER].weight), whole(layer.lora_A[ADAPTER].weight)
+            up, down = (whole_tensor(part[ADAPTER].weight) for part in (layer.lora_B, layer.lora_A))
             value = value + layer.scaling[ADAPTER] * (up.float() @ down.float()).to(value.dtype)
-        yield name.replace(".base_layer.", "."), value
+        yield file_name(name), value
 
 
-def adapter_tensors(model: nn.Module, whole: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each weight of the adapters under its name in PEFT's file. `whole` as in `merged`."""
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each weight of the adapters whole, under its name in PEFT's file. Each step is a collective."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            yield "base_model.model." + name.replace(f".{ADAPTER}.", "."), whole(parameter)
+            yield "base_model.model." + name.replace(f".{ADAPTER}.", "."), whole_tensor(parameter)
 
 
 def write_adapter(folder: Path, model: Any, tensors: dict[str, Tensor], model_dir: str | Path) -> None:

@@ -40,7 +40,7 @@ class PolicyObjective:
         """True if the second and later optimizer steps read log-probabilities of the start, which costs a forward pass."""
         kl = self.settings.kl
         importance = kl.place == "loss" and kl.coef > 0 and kl.importance != "none"
-        reads = self.loss.needs_proximal or self.settings.correction.name is not None or importance
+        reads = "old_T" in self.loss.reads or self.settings.correction.name is not None or importance
         return self.settings.proximal == "recomputed" and reads
 
     @property
@@ -203,5 +203,5 @@ class PolicyObjective:
 def policy_objective(settings: AlgorithmConfig) -> PolicyObjective:
     """The objective that these settings describe. It imports and tries the loss, so it is made once."""
     loss = policy_loss(settings.loss, settings.loss_settings)
-    check_one_weight(settings.proximal, settings.correction.name, loss.divides_by_behaviour)
+    check_one_weight(settings.proximal, settings.correction.name, "behaviour_T" in loss.reads)
     return PolicyObjective(loss, settings)

@@ -5,7 +5,7 @@ Every method that touches the weights is a collective: all ranks call it with th
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -150,9 +150,7 @@ class LearnerWorker:
     def update_critic(self, steps: Sequence[RankBatch], lr_scale: float = 1.0) -> critic_objective.CriticMetrics:
         """Updates of the critic towards the samples' targets, one optimizer step for each batch; the same metrics on every rank."""
         started = time.monotonic()
-        clip = self.config.critic.clip
-        critic_objective.check_targets([sample for step in steps for sample in step.samples], clip)
-        loss = partial(critic_objective.critic_contribute, clip=clip)
+        loss = partial(critic_objective.critic_contribute, clip=self.config.critic.clip)
         results = [self._optimizer_step("critic", own, self._batches(own), loss, lr_scale=lr_scale) for own in steps]
         return critic_objective.summarise_critic(results, time.monotonic() - started)
 
@@ -187,7 +185,7 @@ class LearnerWorker:
 
         Returns the checksum of each on rank 0, nothing on the others. With `whole`, and the first time, all are written.
         """
-        tensors = (one for _, one in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
+        tensors = self._tensors()
         if self.rank:
             for _ in tensors:
                 pass
@@ -234,7 +232,7 @@ class LearnerWorker:
     def send_weights(self) -> dict[str, int] | str:
         """Send every weight to the receivers. Returns the checksum of each on rank 0, or why it failed, nothing on the others."""
         failure = ""
-        tensors = (whole for _, whole in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
+        tensors = self._tensors()
         if self.rank == 0:
             if self._weights is None:
                 raise RuntimeError("send_weights: the learner is in no weight group; call connect_weights first")
@@ -248,11 +246,14 @@ class LearnerWorker:
 
     def checksums(self) -> dict[str, int]:
         """The checksum of each tensor that an engine would be given, by name: on rank 0 as of `send_weights` or `save_adapter`."""
-        dtype = self.config.model.dtype
         if sends_adapters(self.config):
-            return {name: checksum(whole) for name, whole in fsdp.whole_on_host(self.module, self.rank, dtype).items()}
-        tensors = fsdp.full_tensors(self.module, fsdp.DTYPES[dtype])
-        return {info.name: checksum(whole) for info, (_, whole) in zip(self.manifest(), tensors, strict=True)}
+            adapters = fsdp.whole_on_host(self.module, self.rank, self.config.model.dtype)
+            return {name: checksum(whole) for name, whole in adapters.items()}
+        return {info.name: checksum(whole) for info, whole in zip(self.manifest(), self._tensors(), strict=True)}
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """The weights of the manifest, in its order. Each step is a collective."""
+        return (whole for _, whole in fsdp.full_tensors(self.module, fsdp.DTYPES[self.config.model.dtype]))
 
     def _batches(self, step: RankBatch) -> list[MicroBatch]:
         return [batch.to(self.device) for batch in step.batches()]

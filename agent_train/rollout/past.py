@@ -12,10 +12,11 @@ from typing import cast
 from agent_train.algorithms.ratings import FIRST, NOW, PlayersMetrics, after_games, draw, kept_steps, score_of
 from agent_train.config.schema import PAST, Config
 from agent_train.engine.base import Engine
+from agent_train.learner.actor_group import Learner
 from agent_train.trainer.checkpoint import CheckpointError, Progress
 from agent_train.trainer.run_folder import RunFolder, step_of
 from agent_train.trainer.schedule import derive_seed
-from agent_train.weights.sync import FileReceiver, Sender, load_saved
+from agent_train.weights.sync import load_saved
 from agentgym.core.trajectory import Trajectory
 from agentgym.storage.files import read_object, write_json
 
@@ -65,7 +66,7 @@ class Past:
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _met: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep(self, policy: Sender, step: int) -> None:
+    async def keep(self, policy: Learner, step: int) -> None:
         """Save the weights of a step, if it is one whose policy may be met; then those go that no checkpoint needs any more."""
         every, keep = self.config.env.past_every, self.config.env.past_keep
         if step % every:
@@ -92,7 +93,7 @@ class Past:
                 "need it to go back further"
             )
         sums = read_object(folder.with_suffix(".json"))
-        await load_saved(cast("FileReceiver", self.engine), folder, step, sums)
+        await load_saved(self.engine, folder, step, sums)
         self._held = step
 
     async def watch(self) -> None:

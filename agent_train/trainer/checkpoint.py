@@ -175,8 +175,10 @@ def commit(run: RunFolder, folder: Path, step: int, keep: int, dump: Collection[
     """
     if (folder / _EXPORT).is_dir():
         for path in sorted((folder / _EXPORT).iterdir()):
-            path.rename(folder / path.name)
-        (folder / _EXPORT).rmdir()
+            # A model that is a checkpoint of another run has that one's, beside the tokenizer.
+            if path.name not in (MANIFEST, PROGRESS, TASKS):
+                path.rename(folder / path.name)
+        shutil.rmtree(folder / _EXPORT)
     sums = {str(path.relative_to(folder)): _sum(path) for path in _files(folder)}
     write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": sums})
     for path in [*_files(folder), *(p for p in folder.rglob("*") if p.is_dir()), folder]:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from agent_train.config.schema import Config
 from agent_train.engine.base import Engine
@@ -12,7 +11,7 @@ from agent_train.learner.actor_group import Learner
 from agent_train.learner.role_start import Models
 from agent_train.learner.roles import sends_adapters
 from agent_train.trainer.run_folder import RunFolder
-from agent_train.weights.sync import FileReceiver, sync, sync_adapter, sync_files
+from agent_train.weights.sync import sync, sync_adapter, sync_files
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,10 @@ class LearningPolicy:
 
     async def send(self, version: int) -> int:
         """Move the weights into the engine as a version: a vLLM engine gets adapters alone. See `weights.sync`."""
-        receiver = cast("FileReceiver", self.engine)
         if sends_adapters(self.config):
-            return await sync_adapter(self.learner, receiver, self.folder / "adapters", version)
+            return await sync_adapter(self.learner, self.engine, self.folder / "adapters", version)
         if self.config.engine.weights != "collective":
-            return await sync_files(self.learner, receiver, self.folder / "weights", version)
+            return await sync_files(self.learner, self.engine, self.folder / "weights", version)
         return await sync(self.learner, self.engine, version)
 
     async def watch(self) -> None:

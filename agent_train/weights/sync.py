@@ -12,11 +12,14 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from agent_train.cluster.lost import LostError
 from agent_train.config.schema import first_line
-from agent_train.engine.base import EngineError, EngineLostError
+from agent_train.engine.base import Engine, EngineError, EngineLostError
+
+if TYPE_CHECKING:
+    from agent_train.learner.actor_group import Learner
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -73,53 +76,7 @@ def free_port(host: str = "") -> int:
         return int(listener.getsockname()[1])
 
 
-class Sender(Protocol):
-    """The learner's side. It answers with checksums, and survives a WeightTransferError."""
-
-    def manifest(self) -> list[TensorInfo]: ...
-
-    async def weight_address(self, receivers: int) -> WeightAddress: ...
-
-    async def connect_weights(self, address: WeightAddress) -> None: ...
-
-    async def send_weights(self) -> dict[str, int]: ...
-
-    async def save_adapter(self, folder: str | Path) -> dict[str, int]: ...
-
-    async def save_weights(self, folder: str | Path, whole: bool) -> dict[str, int]: ...
-
-
-class Losing(Protocol):
-    async def live(self) -> None: ...
-
-    async def losses(self) -> int: ...
-
-
-class Receiver(Losing, Protocol):
-    """The engine's side. It answers, with checksums, only when the new weights serve and the prefix cache is cleared."""
-
-    @property
-    def receivers(self) -> int: ...
-
-    @property
-    def connected(self) -> bool: ...
-
-    async def connect_weights(self, address: WeightAddress) -> None: ...
-
-    async def receive_weights(self, manifest: Sequence[TensorInfo], version: int) -> dict[str, int]: ...
-
-
-class FileReceiver(Losing, Protocol):
-    """As `Receiver`, of an engine that reads weights or adapters from a folder."""
-
-    async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]: ...
-
-    async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]: ...
-
-    async def load_fetched(self, version: int) -> dict[str, int]: ...
-
-
-async def sync(learner: Sender, engine: Receiver, version: int) -> int:
+async def sync(learner: "Learner", engine: Engine, version: int) -> int:
     """Move the learner's weights into the engine as `version`, by broadcast. Returns one checksum of all tensors together.
 
     The weight group is made where there is none yet, anew without a part of the engine that died, and once more if the transfer
@@ -157,7 +114,7 @@ async def _both(learner: Awaitable[T], engine: Awaitable[U]) -> tuple[T, U]:
     return cast("T", ended[1]), cast("U", ended[0])
 
 
-async def _unless_lost(engine: Losing, move: Callable[[], Awaitable[T]]) -> T:
+async def _unless_lost(engine: Engine, move: Callable[[], Awaitable[T]]) -> T:
     """The result of `move`, tried again if parts of the engine died meanwhile; EngineLostError if they do each time."""
     for _ in range(TRIES):
         losses = await engine.losses()
@@ -173,7 +130,7 @@ async def _unless_lost(engine: Losing, move: Callable[[], Awaitable[T]]) -> T:
     ) from failure
 
 
-async def sync_adapter(learner: Sender, engine: FileReceiver, folder: Path, version: int) -> int:
+async def sync_adapter(learner: "Learner", engine: Engine, folder: Path, version: int) -> int:
     """As `sync`, of the learner's adapter, by a new folder in `folder`, which both see; the oldest are removed."""
     new = _next(folder)
     sent = await learner.save_adapter(new)
@@ -181,7 +138,7 @@ async def sync_adapter(learner: Sender, engine: FileReceiver, folder: Path, vers
     return _checked(sent, arrived, f"adapter sync to version {version}, {new}")
 
 
-async def sync_files(learner: Sender, engine: FileReceiver, folder: Path, version: int) -> int:
+async def sync_files(learner: "Learner", engine: Engine, folder: Path, version: int) -> int:
     """As `sync`, by new folders in `folder`, which both see: all weights, or with `engine.weights=delta` their changes.
 
     Nothing is loaded before every worker has read what was written. Where one has not, for example as it holds other
@@ -205,7 +162,7 @@ async def sync_files(learner: Sender, engine: FileReceiver, folder: Path, versio
     return _checked(sent, arrived, f"weight sync to version {version}, {folder}")
 
 
-async def load_saved(engine: FileReceiver, folder: Path, version: int, sums: Mapping[str, int]) -> None:
+async def load_saved(engine: Engine, folder: Path, version: int, sums: Mapping[str, int]) -> None:
     """Load a folder of `save_weights`, which told these checksums. Raises WeightSyncError if others arrive."""
     what = f"loading the weights of step {version}, {folder}"
 
@@ -222,8 +179,7 @@ def _next(folder: Path) -> Path:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted((old for old in folder.iterdir() if old.name.isdigit()), key=lambda old: int(old.name))
-    left = [path for end in ("partial", "old") for path in folder.glob(f".*.{end}")]  # by ranks that were killed
-    for old in [*earlier[: 1 - KEPT], *left]:
+    for old in earlier[: 1 - KEPT]:
         shutil.rmtree(old)
     return folder / f"{int(earlier[-1].name) + 1 if earlier else 0:06d}"
 

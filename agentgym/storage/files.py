@@ -1,5 +1,6 @@
 """Files and folders that are written in one step, and JSON files that others may have written."""
 
+import glob
 import json
 import os
 import shutil
@@ -27,17 +28,24 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place and name of `folder` when the block ends; after an error it does not."""
+    """A new folder to fill, which takes the place and name of `folder` when the block ends; after an error it does not.
+
+    One process at a time writes a folder, so what others left of it, which were killed, goes too.
+    """
     unfinished, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
-    shutil.rmtree(unfinished, ignore_errors=True)
+
+    def remove_left(end: str) -> None:
+        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.{end}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    remove_left("partial")
     unfinished.mkdir(parents=True)
     yield unfinished
-    # What was there before is removed only once the new folder is in place.
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     unfinished.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_left("old")  # what was there before, only once the new folder is in place
 
 
 def write_text(path: Path, text: str) -> None:

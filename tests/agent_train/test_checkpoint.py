@@ -82,6 +82,19 @@ def test_a_checkpoint_has_the_model_in_front_and_the_state_behind(run):
     assert run.latest_checkpoint() == found.path
 
 
+def test_a_run_from_a_checkpoint_of_another_run_saves_whole_ones_without_its_progress_and_tasks(run):
+    saved(run, 10)
+    folder = written(run, 2)
+    for name in ("manifest.json", "progress.json"):  # copied as the files of a tokenizer are
+        shutil.copy(run.checkpoints / "step-000010" / name, folder / ".export")
+    (folder / ".export" / "tasks.json").write_text("{}")
+    commit(run, folder, 2, 3)
+    found = read_checkpoint(run.checkpoints / "step-000002")
+    assert found.step == 2
+    assert (found.path / "export.file").is_file()
+    assert not (found.path / "tasks.json").exists()
+
+
 def test_the_turns_that_a_checkpoint_holds_are_removed_and_those_of_later_steps_stay(run):
     for step in (1, 2, 3):
         run.turns_of(step).touch()

@@ -11,7 +11,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from agent_train.algorithms.prime import outcome_loss, process_rewards
 from agent_train.data.packing import batch_of, rank_batches
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.critic_objective import PRM_REDUCTION, critic_contribute, prm_targets, summarise_critic
+from agent_train.learner.critic_objective import (
+    PRM_REDUCTION,
+    check_targets,
+    critic_contribute,
+    prm_targets,
+    summarise_critic,
+)
 from agent_train.learner.fsdp import load_value
 from agent_train.learner.head import PackedValue
 from agent_train.learner.measures import OptimizerStep
@@ -153,12 +159,12 @@ def test_targets_that_do_not_vary_have_no_variance_to_explain(model_dir):
     assert metrics.return_mean == pytest.approx(0.1)
 
 
-def test_rows_without_what_the_critic_learns_are_refused(model_dir):
-    with one_rank(model_dir, critic_config(clip=0.2), "critic") as critic:
-        with pytest.raises(ValueError, match=r"trajectory .* has no targets"):
-            critic.update_critic(rank_batches(make_rows(), 1, BIG))
-        with pytest.raises(ValueError, match=r"no values, which critic\.clip needs"):
-            critic.update_critic(rank_batches(with_targets(make_rows()), 1, BIG))
+def test_rows_without_what_the_critic_learns_are_refused():
+    with pytest.raises(ValueError, match=r"trajectory .* has no targets"):
+        check_targets(make_rows(), clip=0.2)
+    with pytest.raises(ValueError, match=r"no values, which critic\.clip needs"):
+        check_targets(with_targets(make_rows()), clip=0.2)
+    check_targets(with_targets(make_rows()), clip=None)
 
 
 @pytest.mark.parametrize("reduction", ["token-mean", "seq-mean-token-mean"])

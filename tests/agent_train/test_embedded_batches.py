@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from engine_models import build, perturb, reference_logprobs
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from agent_train.engine import embedded as embedded_module
 from agent_train.engine.base import EngineError, Sampling
@@ -141,6 +141,14 @@ def test_rows_that_end_early_do_not_disturb_the_others(model_dir) -> None:
     assert [c.ids for c in together] == [c.ids for c in alone]
     for both, one in zip(together, alone, strict=True):
         assert both.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+def test_rows_that_end_early_take_no_positions_that_a_model_has_not_learned() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_positions=32, n_embd=8, n_layer=1, n_head=1, vocab_size=20)).eval()
+    asked = [([*range(19)], 13), ([1, 2], 30), ([3, 4], 30)]
+    said = decode(model, [Request(ids, Sampling(tokens, seed=1)) for ids, tokens in asked], 0)
+    assert [len(answer.ids) for answer in said] == [13, 30, 30]
+    assert said[0].ids == decode(model, [Request(asked[0][0], Sampling(13, seed=1))], 0)[0].ids
 
 
 def test_a_prompt_that_many_ask_at_once_is_computed_once(model_dir) -> None:

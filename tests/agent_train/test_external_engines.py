@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_train.config.extensions import engines
 from agent_train.config.schema import EngineConfig
-from agent_train.engine import external
+from agent_train.engine import external, servers
 from agent_train.engine.base import EngineError, EngineLostError, Sampling
 from agent_train.engine.external import OpenAIEngine, SglangEngine
 from agent_train.engine.http import ask, open_client, post
@@ -95,6 +95,7 @@ def untied_dir(model_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("untied")
     config = AutoConfig.from_pretrained(model_dir)
     config.tie_word_embeddings = False
+    torch.manual_seed(0)  # no file has the head's weights, which are drawn
     model = AutoModelForCausalLM.from_pretrained(model_dir, config=config, dtype=torch.float32)
     perturb(model, seed=2)
     model.save_pretrained(str(folder))
@@ -303,7 +304,7 @@ def test_weights_wait_for_requests_in_flight_and_new_requests_for_the_weights(pa
 def test_requests_that_do_not_end_stop_the_load_by_the_name_of_their_limit(
     pair, model_dir, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(external, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "IDLE_SECONDS", 0.1)
 
     async def run(engine):
         await send(engine, weights_of(model_dir), tmp_path, 1)

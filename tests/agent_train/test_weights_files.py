@@ -88,6 +88,14 @@ def test_a_whole_folder_is_read_as_it_was_written_and_is_held_only_to_keep(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
+def test_what_killed_ranks_left_of_a_folder_goes_as_it_is_written_again(tmp_path):
+    for left in (".10.31666.partial", ".10.31666.old", ".11.31666.partial"):
+        (tmp_path / left).mkdir()
+    tensors = two_versions()[0]
+    WeightCopy().write(manifest_of(tensors.items()), tensors.values(), tmp_path / "10", keep=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".11.31666.partial", "10"]
+
+
 def test_a_receiver_that_holds_the_base_has_the_new_weights_and_the_file_only_what_changed(both):
     sender, receiver, folder, sent = both
     assert load_file(folder / CHANGES).keys() == {"a"}
@@ -177,7 +185,6 @@ class Reading:
 
 def test_what_a_worker_cannot_read_is_sent_whole_and_the_newest_folders_stay(tmp_path):
     learner, engine = Writing(), Reading(1)
-    (tmp_path / ".000000.31666.partial").mkdir()  # of a rank that was killed as it wrote
     for version in range(3):
         assert asyncio.run(sync_files(learner, engine, tmp_path, version)) == checksum_of_all(engine.held)
     assert learner.whole == [False, False, True, False]

@@ -119,6 +119,18 @@ def test_lambda_may_differ_between_trajectories():
     assert gae(rewards_T, values_T, mask_T, segment_T, 1.0, lam_T).tolist() == [0.0, 0.5, 0.5, 0.5]
 
 
+def test_a_lambda_of_each_trajectory_is_that_of_its_turns_too():
+    # Two trajectories of two turns of two tokens, the second with an observation, in which lambda is not read.
+    mask_T = torch.tensor([1, 1, 1, 1, 1, 1, 0, 1, 1], dtype=torch.bool)
+    segment_T, turn_T = torch.tensor([0] * 4 + [1] * 5), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 3])
+    rewards_T, values_T = torch.rand(9), torch.rand(9)
+    lam_T = torch.tensor([0.25] * 4 + [0.75] * 2 + [NAN] + [0.75] * 2)
+    given = (rewards_T, values_T, mask_T, segment_T, turn_T, 0.9)
+    first_T, second_T = (bilevel_gae(*given, lam, turn_gamma=0.5) for lam in (0.25, 0.75))
+    wanted = [*first_T.tolist()[:4], *second_T.tolist()[4:]]
+    assert bilevel_gae(*given, lam_T, turn_gamma=0.5).tolist() == pytest.approx(wanted, abs=1e-6)
+
+
 def naive_gae(cells, gamma, lam):
     """One pass from the right: at an unsampled token keep both what is carried."""
     out, carried = [], {}

@@ -112,8 +112,8 @@ def test_held_comes_with_the_loss_and_leaves_its_graph_whole_and_no_gradient_beh
 @pytest.mark.parametrize("name", NAMES)
 def test_the_signature_says_what_a_loss_needs(name):
     loss = policy_loss(name)
-    assert loss.divides_by_behaviour == (name in {"dppo", "aipo", "m2po"})
-    assert loss.needs_proximal == (name not in {"dppo", "aipo", "m2po", "reinforce"})
+    assert ("behaviour_T" in loss.reads) == (name in {"dppo", "aipo", "m2po"})
+    assert ("old_T" in loss.reads) == (name not in {"dppo", "aipo", "m2po", "reinforce"})
     assert loss.reads <= set(INPUTS)
     assert not set(loss.settings) & set(INPUTS)
 
