@@ -191,6 +191,7 @@ class Sessions:
             os.close(client)
             return
         self._past[session.env].resumed += 1
+        session.kill_at = None  # it has not left for good
         if (before := self._drop_client(session)) is not None:
             os.close(before)
         self._take_client(session, client)
@@ -264,8 +265,10 @@ class Sessions:
             self._drop_client(session)
             took_leave = False
             with socket.socket(fileno=client) as sock, contextlib.suppress(OSError):
-                # A close frame that its worker, in a call, has not read and may never read.
-                took_leave = contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+                # A close frame that its worker, in a call, has not read and may never read. One that reads a message
+                # finds it by itself, and what it has not read yet may begin in the middle of a frame.
+                if session.words.look()[0] != slots.READING:
+                    took_leave = contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
             comes_back = session.resumable and not took_leave
             if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds

@@ -87,6 +87,30 @@ def test_a_request_that_a_close_frame_follows_is_not_run(busy, tmp_path):
     assert not note.exists()
 
 
+def test_a_connection_that_breaks_within_a_message_is_no_leave():
+    """Bytes from the middle of a message may look like a close frame."""
+
+    async def play():
+        async with serving(limits={"close_seconds": 0.1}) as server, browsing(server) as http:
+            client = await (await Client(http).connect()).begin()
+            session = server.sessions.open[client.hello["session"]]
+            sock = client.ws._response.connection.transport.get_extra_info("socket")
+            message = encoded(TEXT, CLOSING * 1000, masked=True)
+            os.write(sock.fileno(), message[:10])
+            await until(lambda: server.sessions.states()["reading"] == 1)
+            os.kill(client.pid, signal.SIGSTOP)  # it has not read the rest when the server sees the client gone
+            os.write(sock.fileno(), message[8 + len(CLOSING) : -1])
+            sock.shutdown(socket.SHUT_RDWR)
+            await until(lambda: session.client is None)
+            os.kill(client.pid, signal.SIGCONT)
+            await asyncio.sleep(2.0)  # longer than a client that has left may keep its session
+            await client.connect(resume=client.hello["resume"])
+            assert (await client.step("sleep 2"))["result"]
+            await client.ws.close()
+
+    asyncio.run(play())
+
+
 def test_what_is_to_be_relayed_may_have_gone():
     async def play():
         outer, client = socket.socketpair()
