@@ -54,6 +54,19 @@ def test_environments_and_tasks_are_listed_by_page():
     asyncio.run(look())
 
 
+def test_one_environment_that_fails_does_not_hide_the_others():
+    names = ("Faulty", "NotMade", "Toolless", "OpenedByInit")
+
+    async def look():
+        async with serving(envs={name: f"service_faults:{name}" for name in names}) as server, browsing(server) as http:
+            return {env["id"]: env for env in (await (await http.get("/envs")).json())["envs"]}
+
+    told = asyncio.run(look())
+    assert told["NotMade"]["error"] == "OSError: there is no such database"
+    assert told["Toolless"]["error"] == "LookupError: there is no list of tools"
+    assert told["OpenedByInit"]["tools"] == told["Faulty"]["tools"] == []
+
+
 def test_only_a_websocket_handshake_opens_a_session():
     async def knock():
         async with serving() as server, browsing(server) as http:
