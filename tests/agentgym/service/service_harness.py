@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import time
 
 import aiohttp
@@ -14,6 +17,13 @@ from agentgym.service.server.settings import ServeSettings
 from agentgym.service.server.slots import SessionCounts
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
+# Headers of a WebSocket handshake.
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
 
 
 def alive(pid):
@@ -32,6 +42,13 @@ def parent_of(pid):
             return int(stat.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def command(*words, **pipes):
+    """`agentgym serve` of the environment that does what it is told, in a process of its own."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])}
+    line = [sys.executable, "-m", "agentgym.cli", "serve", "service_faults:Faulty", "--port", "0", "--json", *words]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, env=environ, text=True, **pipes)
 
 
 def url_told_by(process):

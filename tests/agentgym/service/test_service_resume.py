@@ -3,17 +3,10 @@
 import asyncio
 
 import pytest
-from service_harness import Client, browsing, serving, until
+from service_harness import UPGRADE, Client, browsing, serving, until
 
 from agentgym.service.server import slots
 from agentgym.service.server.session import ServedSession
-
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 
 
 @pytest.fixture

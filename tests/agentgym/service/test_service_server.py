@@ -1,16 +1,12 @@
 """The server: who may come in, what it tells, capacity, TLS, its end."""
 
 import asyncio
-import json
-import os
-import signal
 import ssl
 import subprocess
-import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until
+from service_harness import UPGRADE, Client, browsing, serving, session, until
 
 from agentgym import cli
 from agentgym.core.registration import spec
@@ -18,12 +14,6 @@ from agentgym.service.server.env_server import serve
 from agentgym.service.server.forks import ZygoteFailed
 from agentgym.service.server.settings import ServeSettings
 
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 SESSION = "/envs/faulty/session"
 
 
@@ -124,37 +114,6 @@ def test_at_capacity_it_says_when_to_come_again():
     asyncio.run(knock())
 
 
-def test_draining_ends_after_the_running_episodes():
-    async def drain():
-        async with serving(drain_seconds=SECONDS) as server, browsing(server) as http:
-            playing = await (await Client(http).connect()).begin()
-            idle = await (await Client(http).connect()).begin()
-            draining = asyncio.create_task(server.drain())
-            await until(lambda: server.sessions.draining)
-            assert (await http.get("/ready")).status == 503
-            assert await refused(http, SESSION, headers=UPGRADE) == (503, "DRAINING")
-            assert (await playing.step("echo on"))["result"][0][0]["content"] == "1: on"
-            for client in (idle, playing):
-                error = (await client.ask("reset"))["error"]
-                assert (error["code"], error["fatal"]) == ("DRAINING", True)
-                await client.ws.close()
-            await draining
-            assert not server.sessions.open
-
-    asyncio.run(drain())
-
-
-def test_what_does_not_end_by_itself_is_ended():
-    async def drain():
-        async with serving(drain_seconds=0.2) as server, session(server) as client:
-            await client.begin()
-            await asyncio.gather(server.drain(), asyncio.sleep(0))
-            assert (await client.receive())["error"]["code"] == "DRAINING"
-            assert await client.ended() == 4504
-
-    asyncio.run(drain())
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
@@ -242,44 +201,3 @@ def test_a_mistake_is_told_in_one_line(words, wrong, capsys):
     said = capsys.readouterr().err.strip()
     assert wrong in said
     assert "\n" not in said
-
-
-@pytest.fixture
-def command():
-    """`agentgym serve` in a process of its own, with what it printed."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    words = "serve service_faults:Faulty --port 0 --json --drain-timeout 20 --max-sessions 4"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentgym.cli", *words.split()], stdout=subprocess.PIPE, env=environ, text=True
-    )
-    text = ""
-    while not text.rstrip().endswith("}"):
-        line = process.stdout.readline()
-        assert line, "it ended"
-        text += line
-    yield process, json.loads(text)
-    process.kill()
-    process.wait(SECONDS)
-    process.stdout.close()
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_the_command(command, how):
-    process, told = command
-
-    async def play():
-        async with aiohttp.ClientSession(told["url"]) as http:
-            client = await (await Client(http, told["envs"][0]).connect()).begin()
-            zygote = parent_of(client.pid)
-            process.send_signal(how)
-            if how == signal.SIGTERM:
-                assert (await client.step("echo on"))["result"]
-                assert (await client.ask("close"))["result"] == {}
-                assert await client.ended() == 1000
-            await client.ws.close()
-            await until(lambda: process.poll() is not None)
-            await until(lambda: not alive(client.pid) and not alive(zygote))
-
-    asyncio.run(play())
-    assert process.returncode == (0 if how == signal.SIGTERM else -signal.SIGKILL)
