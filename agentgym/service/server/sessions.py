@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +51,7 @@ class Sessions:
         self.refused: Counter[str] = Counter()
         self.slot_returns = Delays()  # from the end of a broken limit until the slot is free
         self.lags = Delays()  # of the event loop
-        self._past: dict[str, SessionCounts] = {}
+        self._past: defaultdict[str, SessionCounts] = defaultdict(SessionCounts)
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
         self._by_process: dict[str, list[ServedSession]] = {}
@@ -96,7 +96,7 @@ class Sessions:
 
     def begin(self, session: ServedSession, client: int) -> None:
         """Give a reserved session a worker and its client's connection, whose descriptor is owned from here on."""
-        past = self._past.setdefault(session.env, SessionCounts())
+        past = self._past[session.env]
         past.opened += 1
         try:
             self._start_worker(session, client)
@@ -343,7 +343,7 @@ class Sessions:
         self._leave_process(session)
         if session.control is not None:
             session.control.close()
-        self._past.setdefault(session.env, SessionCounts()).add(session.words)
+        self._past[session.env].add(session.words)
         session.words.clear()
         self.free.append(session.slot)
         if session.due is not None:
@@ -351,11 +351,10 @@ class Sessions:
         if not self.open:
             self._empty.set()
 
-    def tallies(self) -> dict[str, SessionCounts]:
-        found: dict[str, SessionCounts] = {}
-        counted = [*self._past.items(), *((session.env, session.words) for session in self.open.values())]
-        for env, counts in counted:
-            found.setdefault(env, SessionCounts()).add(counts)
+    def tallies(self) -> defaultdict[str, SessionCounts]:
+        found: defaultdict[str, SessionCounts] = defaultdict(SessionCounts)
+        for env, counts in [*self._past.items(), *((session.env, session.words) for session in self.open.values())]:
+            found[env].add(counts)
         return found
 
     def envs_by_process(self) -> dict[str, str]:

@@ -59,7 +59,6 @@ class AccessTokens:
     def __init__(self, tokens: Mapping[str, AccessToken | str], path: Path | None = None):
         self._path = path
         self._state = _state_of(path)
-        self._digests: dict[str, tuple[bytes, frozenset[str]]] = {}
         self._take({name: AccessToken(token) if isinstance(token, str) else token for name, token in tokens.items()})
 
     def _take(self, tokens: Mapping[str, AccessToken]) -> None:
