@@ -14,7 +14,7 @@ from agentgym.core.registration import spec
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.env_server import serve
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.slots import SessionCounts
+from agentgym.service.server.slots import SessionCounts, Slot, make_memory, map_memory
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
 # Headers of a WebSocket handshake.
@@ -24,6 +24,14 @@ UPGRADE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
 }
+
+
+def new_slot():
+    """What a session writes into, without a server."""
+    memory = make_memory(1)
+    slot = Slot(map_memory(memory), 0)
+    os.close(memory)
+    return slot
 
 
 def alive(pid):

@@ -1,12 +1,12 @@
 """What goes over the wire: WebSocket frames, and the requests in them."""
 
 import json
-import os
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from service_harness import new_slot
 
 from agentgym.core.registration import spec
 from agentgym.service.protocol import frames
@@ -18,7 +18,6 @@ from agentgym.service.protocol.frames import (
     rng_of_json,
     rng_to_json,
 )
-from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Frames, close_frame, contains_close, encoded, unmasked
 
@@ -177,9 +176,7 @@ class Wired:
     """The handler and its environment, without a process around them."""
 
     def __init__(self):
-        memory = make_memory(1)
-        self.slot = Slot(map_memory(memory), 0)
-        os.close(memory)
+        self.slot = new_slot()
         made = spec("service_faults:Faulty")
         session = SessionInfo("session", "faulty", made, ServiceLimits())
         self.handler = AgentgymHandler(made.make(), CallRunner(self.slot), session)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from service_harness import UPGRADE, Client, browsing, serving, until
+from service_harness import UPGRADE, Client, browsing, new_slot, serving, until
 
 from agentgym.service.server import slots
 from agentgym.service.server.session import ServedSession
@@ -11,8 +11,7 @@ from agentgym.service.server.session import ServedSession
 
 @pytest.fixture
 def session():
-    words = slots.Slot(slots.map_memory(slots.make_memory(1)), 0)
-    return ServedSession("id", "env", "agentgym/1", "", 0, words, resumable=True)
+    return ServedSession("id", "env", "agentgym/1", "", 0, new_slot(), resumable=True)
 
 
 def serve_connection(session, messages=0):
