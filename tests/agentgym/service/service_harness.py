@@ -26,6 +26,12 @@ UPGRADE = {
 }
 
 
+def handshake(path, more=""):
+    """The bytes of a WebSocket handshake; `more`: lines of other headers, each with its end."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}{more}\r\n".encode()
+
+
 def new_slot():
     """What a session writes into, without a server."""
     memory = make_memory(1)

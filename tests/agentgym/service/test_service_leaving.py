@@ -11,18 +11,13 @@ import struct
 from collections import Counter
 
 import pytest
-from service_harness import Client, alive, browsing, parent_of, serving, session, until
+from service_harness import Client, alive, browsing, handshake, parent_of, serving, session, until
 
 from agentgym.service.server.http_connections import relayed
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
 CLOSING = encoded(CLOSE, struct.pack("!H", 1000), masked=True)
-
-HANDSHAKE = (
-    "GET {} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
 
 
 def open_files():
@@ -43,7 +38,7 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
                 for _ in range(3):
                     # It has gone before the server, in this very thread, reads a word.
                     sock = socket.create_connection(("127.0.0.1", server.port))
-                    sock.sendall(HANDSHAKE.format(path).encode())
+                    sock.sendall(handshake(path))
                     if linger:
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     sock.close()
@@ -55,7 +50,7 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
                 token = client.hello["resume"]
                 await client.drop()
                 sock = socket.create_connection(("127.0.0.1", server.port))
-                sock.sendall(HANDSHAKE.format(f"/envs/faulty/session?resume={token}").encode())
+                sock.sendall(handshake(f"/envs/faulty/session?resume={token}"))
                 sock.close()
                 await client.connect(resume=token)  # it was not used up
                 assert (await client.step("echo on"))["result"]
