@@ -186,12 +186,10 @@ class Pool:
 
 
 _pools: dict[tuple[str, ...], Pool] = {}
-_pools_lock = threading.Lock()
 
 
 def pool_of(servers: tuple[str, ...]) -> Pool:
-    with _pools_lock:
-        return _pools.setdefault(servers, Pool(servers))
+    return _pools.setdefault(servers, Pool(servers))
 
 
 async def find_servers(pool: Pool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import socket
 import time
 import weakref
@@ -68,7 +67,7 @@ class Hello:
                 raise TypeError("env is no record")
             limits = record.get("limits")
             given = {name: (limits or {}).get(name) for name in vars(frames.ServiceLimits())}
-            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and 0 < n < math.inf}
+            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and n > 0}
             served = frames.ServiceLimits(**usable)  # type: ignore[arg-type]
             return cls(str(record["session"]), str(record["resume"]), env, served)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -76,9 +75,9 @@ class Hello:
 
 
 async def connect(
-    address: Address, server: str, resume: str | None, expects: Mapping[str, Any]
+    address: Address, server: str, resume: str | None, expects: Mapping[str, Any], running_seconds: float = 0.0
 ) -> tuple[aiohttp.ClientWebSocketResponse, Hello]:
-    """Open a session, or with `resume` go on with one. Raises `NotOpened`."""
+    """Open a session, or with `resume` go on with one, whose calls may run for so long. Raises `NotOpened`."""
     import aiohttp
 
     headers = address.headers()
@@ -89,7 +88,7 @@ async def connect(
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             ws = await open_websocket(address, f"{server}{address.path}/session", headers)
-        message = await _first_message(ws, address, server)
+        message = await _first_message(ws, address, server, max(HELLO_SECONDS, running_seconds))
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise NotOpened(f"it closed without a hello ({ws.close_code or 'reset'})")
         hello = Hello.read(message.data)
@@ -115,11 +114,13 @@ async def connect(
             cut(ws)
 
 
-async def _first_message(ws: aiohttp.ClientWebSocketResponse, address: Address, server: str) -> aiohttp.WSMessage:
-    """It comes when the environment is made, which may take long: the server's health must answer meanwhile."""
+async def _first_message(
+    ws: aiohttp.ClientWebSocketResponse, address: Address, server: str, seconds: float
+) -> aiohttp.WSMessage:
+    """It comes once the environment is made, or its call has ended: the server's health must answer meanwhile."""
     receiving = asyncio.ensure_future(ws.receive())
     try:
-        async with asyncio.timeout(HELLO_SECONDS):
+        async with asyncio.timeout(seconds):
             while not (await asyncio.wait([receiving], timeout=CONNECT_SECONDS))[0]:
                 await get(address, server, "/health", CONNECT_SECONDS)
         return receiving.result()

@@ -3,6 +3,7 @@
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -139,8 +140,11 @@ class RemoteEnv(AsyncEnv):
             self._leave()
 
     def hung_by_agent(self) -> bool:
+        if self._server is None or not self._runs_programs:
+            return False
+        its_server = replace(self.address, servers=(self._server.service or self._server.url,))
         try:
-            return self._runs_programs and bool(lookup.ask(self.address, "/health"))
+            return bool(lookup.ask(its_server, "/health"))
         except (RemoteError, ValueError):
             return False
 

@@ -135,7 +135,7 @@ class RemoteSession:
             before = len(pending)
             try:
                 if self.ws is None or self.loop is not asyncio.get_running_loop():
-                    await self._come_back()
+                    await self._come_back([call for call, _ in pending.values()])
                 await self._exchange(pending, answers)
             except _Dropped as drop:
                 if self.ws is not None:
@@ -202,8 +202,8 @@ class RemoteSession:
             raise RemoteEnvError(f"{self._who()}: {message}")
         raise RemoteError(f"{self._who()}: {code}: {message}")
 
-    async def _come_back(self) -> None:
-        """Open a connection to this session again. Raises `SessionLost`."""
+    async def _come_back(self, waiting: Sequence[str] = ()) -> None:
+        """Open a connection to this session again, in which these calls may run. Raises `SessionLost`."""
         if self.ws is not None:  # it belongs to another event loop
             cut(self.ws)
             self.ws = None
@@ -212,7 +212,8 @@ class RemoteSession:
         pause = 0.1
         while True:
             try:
-                ws, hello = await connect(self.address, self.server, self.hello.resume, self.expects)
+                running = self._patience(waiting)
+                ws, hello = await connect(self.address, self.server, self.hello.resume, self.expects, running)
                 break
             except NotOpened as refusal:
                 most = min(patience, ABSENT_SECONDS) if refusal.absent else patience

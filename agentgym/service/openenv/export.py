@@ -43,6 +43,8 @@ def export_openenv(
         if wheel.suffix != ".whl" or not wheel.is_file():
             raise ValueError(f"{wheel} is no wheel")
     requirements, source = requirements_of(spec)
+    if source is not None and out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{out} is in {source}, which would be copied into itself: choose another folder with --out")
     values = _values(spec, dict(kwargs or {}), requirements)
     for template, path in templates_in(resources.files("agentgym.service.openenv") / "template"):
         target = out / path.removesuffix(SUFFIX)

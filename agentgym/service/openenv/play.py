@@ -5,8 +5,6 @@ docs/service_protocol.md has their form.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import random
 import re
 import uuid
@@ -42,12 +40,11 @@ class UnknownTool(Exception):
 
 
 class Play:
-    """Episodes of one environment, as OpenEnv sees them. Calls are made one at a time, by one thread or by `call`."""
+    """Episodes of one environment, as OpenEnv sees them. Its methods are called one at a time, by `call`."""
 
-    def __init__(self, env: Env, call: Callable[..., Any] | None = None):
+    def __init__(self, env: Env, call: Callable[..., Any] = lambda name, function, *args, **kw: function(*args, **kw)):
         self.env = env
-        self._runner = asyncio.Runner()  # of `async def` methods
-        self._call = call or self._call_here
+        self._call = call
         self._sets: dict[str, TaskSet] = {}
         self._random = random.Random()
         self._episode_id: str | None = None
@@ -144,19 +141,6 @@ class Play:
             "reward": self._reward,
             "done": self._done,
         }
-
-    def close(self) -> None:
-        try:
-            self._call("close", self.env.close)
-        finally:
-            self._runner.close()
-
-    def _call_here(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        async def awaited(result: Any) -> Any:
-            return await result
-
-        result = function(*args, **kwargs)
-        return self._runner.run(awaited(result)) if inspect.isawaitable(result) else result
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float, bool, Json]:
         function = {"name": name, "arguments": dict(arguments)}

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 NAME, BARE_NAME = "openenv", "openenv/mcp"
-MOST_LISTED = 1_000  # tasks that one answer holds; `num_tasks` tells how many there are
 REFUSED_BYTES = 1 << 16  # that are read of a client that is refused
-_SPLIT_TYPES = ("train", "validation", "test")
 _CHUNK = 1 << 16
 _LARGEST_ANSWER = 1 << 30
 PATHS: Mapping[str, tuple[str, str]] = {
@@ -194,11 +192,11 @@ class OpenEnvRoutes:
 
     async def splits(self, request: web.Request) -> web.Response:
         names = await self._server.ask_tasks({"env": self._env(request)})
-        return web.json_response([{"name": n, "type": n if n in _SPLIT_TYPES else "validation"} for n in names])
+        return web.json_response([{"name": name, "type": name} for name in names])  # `SPLITS`: all are OpenEnv's too
 
     async def list_tasks(self, request: web.Request) -> web.Response:
-        """The first `MOST_LISTED` of a split."""
-        env, _, page = await self._asked(request, stop=MOST_LISTED)
+        """The first of a split, up to `task_catalogue.PAGE`; `num_tasks` tells how many there are."""
+        env, _, page = await self._asked(request, stop=None)
         return web.json_response({"tasks": page["tasks"], "env_name": env})
 
     async def num_tasks(self, request: web.Request) -> web.Response:
@@ -216,14 +214,13 @@ class OpenEnvRoutes:
         return web.json_response({"task": page["tasks"][0]})
 
     async def task_range(self, request: web.Request) -> web.Response:
-        """At most `MOST_LISTED`, counted from `start`."""
+        """At most `task_catalogue.PAGE`, counted from `start`."""
         env, body, page = await self._asked(request, "start", "stop")
         ends = {name: whole_number(body.get(name)) for name in ("start", "stop")}
         for name, end in ends.items():
             if end is None and body.get(name) is not None:
                 raise invalid("int_type", name, body.get(name))
         start, stop, _ = slice(ends["start"], ends["stop"]).indices(page["size"])
-        stop = max(start, min(stop, start + MOST_LISTED))
         page = await self._server.ask_tasks({"env": env, "split": body["split"], "start": start, "stop": stop})
         return web.json_response({"tasks": page["tasks"]})
 
@@ -233,7 +230,7 @@ class OpenEnvRoutes:
             return found[0]
         raise _json_error(web.HTTPNotFound, f"unknown environment {name!r}")
 
-    async def _asked(self, request: web.Request, *others: str, stop: int = 0) -> tuple[str, Json, Json]:
+    async def _asked(self, request: web.Request, *others: str, stop: int | None = 0) -> tuple[str, Json, Json]:
         """The environment that a request names, its body, and the tasks up to `stop` of the split that it names."""
         env = self._env(request)
         body = await object_of(request)

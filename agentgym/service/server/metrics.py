@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentgym import __version__
 from agentgym.service.protocol.frames import PROTOCOL
-from agentgym.service.server.slots import DELAY_BOUNDS, TIME_BOUNDS, Delays, SessionCounts
+from agentgym.service.server.slots import DELAY_BOUNDS, TIME_BOUNDS, Delays
 
 if TYPE_CHECKING:
     from agentgym.service.server.env_server import EnvServer
@@ -53,7 +53,7 @@ def exposition(server: EnvServer, memory: Memories) -> str:
 def _families(server: EnvServer, memory: Memories) -> Iterable[tuple[str, str, str, Rows]]:
     sessions, connections, counted = server.sessions, server.connections, server.sessions.tallies()
     # All that is served has its rows from the start.
-    tallies = {env: counted.get(env, SessionCounts()) for env in server.served}
+    tallies = {env: counted[env] for env in server.served}
     opened = dict.fromkeys(tallies, 0) | Counter(session.env for session in sessions.open.values())
     cut = {reason: connections.cut[reason] for reason in ("capacity", "too slow")}
     about = {"version": __version__, "python": platform.python_version(), "protocol": str(PROTOCOL)}

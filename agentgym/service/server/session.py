@@ -1,6 +1,5 @@
 """One session in the server: its process, connection and resume token, and the time limits of its worker."""
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -16,6 +15,7 @@ from agentgym.service.server import slots
 from agentgym.service.server.events import log_event
 from agentgym.service.server.forks import Packets
 from agentgym.service.server.slots import Slot
+from agentgym.service.server.tokens import digest_of
 
 CLOSED, LEFT = "closed", "left"
 _CAUSES = {DEADLINE: "deadline", frames.OUT_OF_MEMORY: "memory", frames.ENV_ERROR: "exception"}
@@ -70,7 +70,7 @@ class ServedSession:
         self.connections += 1
         self._opens = self.connections
         secret = secrets.token_urlsafe(32)
-        self._next = _digest(secret)
+        self._next = digest_of(secret)
         return f"{self.id}.{secret}"
 
     def claim(self, secret: str) -> bool:
@@ -78,7 +78,7 @@ class ServedSession:
 
         It stays valid until the client says something on the connection that it opened: the hello may be lost.
         """
-        given, words = _digest(secret), self.words.words
+        given, words = digest_of(secret), self.words.words
         new = hmac.compare_digest(self._next, given)
         again = hmac.compare_digest(self._used, given)
         heard = words[slots.CONNECTION] == self._opens and words[slots.REQUESTS] != words[slots.REQUESTS_THEN]
@@ -100,7 +100,3 @@ class ServedSession:
                 told = {"cause": "signal", "signal": signal.Signals(-code).name if known else str(-code)}
         told |= {"code": reason, "message": message, "seconds": round(time.monotonic() - self.opened, 3)}
         log_event("session_ended", env=self.env, session=self.id, token=self.owner, pid=pid, **told)
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +51,7 @@ class Sessions:
         self.refused: Counter[str] = Counter()
         self.slot_returns = Delays()  # from the end of a broken limit until the slot is free
         self.lags = Delays()  # of the event loop
-        self._past: dict[str, SessionCounts] = {}
+        self._past: defaultdict[str, SessionCounts] = defaultdict(SessionCounts)
         self._gone = select.epoll()
         self._by_client: dict[int, ServedSession] = {}
         self._by_process: dict[str, list[ServedSession]] = {}
@@ -96,7 +96,7 @@ class Sessions:
 
     def begin(self, session: ServedSession, client: int) -> None:
         """Give a reserved session a worker and its client's connection, whose descriptor is owned from here on."""
-        past = self._past.setdefault(session.env, SessionCounts())
+        past = self._past[session.env]
         past.opened += 1
         try:
             self._start_worker(session, client)
@@ -191,6 +191,7 @@ class Sessions:
             os.close(client)
             return
         self._past[session.env].resumed += 1
+        session.kill_at = None  # it has not left for good
         if (before := self._drop_client(session)) is not None:
             os.close(before)
         self._take_client(session, client)
@@ -264,8 +265,10 @@ class Sessions:
             self._drop_client(session)
             took_leave = False
             with socket.socket(fileno=client) as sock, contextlib.suppress(OSError):
-                # A close frame that its worker, in a call, has not read and may never read.
-                took_leave = contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+                # A close frame that its worker, in a call, has not read and may never read. One that reads a message
+                # finds it by itself, and what it has not read yet may begin in the middle of a frame.
+                if session.words.look()[0] != slots.READING:
+                    took_leave = contains_close(sock.recv(_PEEKED_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
             comes_back = session.resumable and not took_leave
             if not comes_back and session.kill_at is None and session.shared is None:  # else the call's own limit holds
                 session.kill_at = time.monotonic() + self.limits.close_seconds
@@ -340,7 +343,7 @@ class Sessions:
         self._leave_process(session)
         if session.control is not None:
             session.control.close()
-        self._past.setdefault(session.env, SessionCounts()).add(session.words)
+        self._past[session.env].add(session.words)
         session.words.clear()
         self.free.append(session.slot)
         if session.due is not None:
@@ -348,11 +351,10 @@ class Sessions:
         if not self.open:
             self._empty.set()
 
-    def tallies(self) -> dict[str, SessionCounts]:
-        found: dict[str, SessionCounts] = {}
-        counted = [*self._past.items(), *((session.env, session.words) for session in self.open.values())]
-        for env, counts in counted:
-            found.setdefault(env, SessionCounts()).add(counts)
+    def tallies(self) -> defaultdict[str, SessionCounts]:
+        found: defaultdict[str, SessionCounts] = defaultdict(SessionCounts)
+        for env, counts in [*self._past.items(), *((session.env, session.words) for session in self.open.values())]:
+            found[env].add(counts)
         return found
 
     def envs_by_process(self) -> dict[str, str]:

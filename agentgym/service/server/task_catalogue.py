@@ -74,10 +74,11 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
 
     try:
         env: Any = spec.make()
+        facts = facts_of(spec, env)
     except Exception as error:  # so does every session; the list has the other environments
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
-    facts = facts_of(spec, env)
-    close_unused(env)
+    with contextlib.suppress(Exception):  # it may close only what `init` makes, and sessions do not mind either
+        close_unused(env)
     return facts
 
 

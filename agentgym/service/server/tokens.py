@@ -59,18 +59,17 @@ class AccessTokens:
     def __init__(self, tokens: Mapping[str, AccessToken | str], path: Path | None = None):
         self._path = path
         self._state = _state_of(path)
-        self._digests: dict[str, tuple[bytes, frozenset[str]]] = {}
         self._take({name: AccessToken(token) if isinstance(token, str) else token for name, token in tokens.items()})
 
     def _take(self, tokens: Mapping[str, AccessToken]) -> None:
-        self._digests = {name: (_digest(token.secret), token.scopes) for name, token in tokens.items()}
+        self._digests = {name: (digest_of(token.secret), token.scopes) for name, token in tokens.items()}
 
     def owner_of(self, authorization: str) -> str | None:
         """The name of the token in an `Authorization` header; "" without tokens; None if wrong or missing."""
         if not self._digests:
             return ""
         scheme, _, given = authorization.partition(" ")
-        digest = _digest(given.strip())
+        digest = digest_of(given.strip())
         # All of them, each in constant time: how long it takes tells nothing.
         found = [name for name, (known, _) in self._digests.items() if hmac.compare_digest(known, digest)]
         return found[0] if found and scheme.lower() == "bearer" else None
@@ -108,5 +107,5 @@ def _state_of(path: Path | None) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()

@@ -15,6 +15,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from service_harness import handshake
+
 from agentgym.service.worker.websocket import CLOSE, PING, PONG, TEXT, Frames, encoded
 
 HERE = Path(__file__).parent
@@ -210,10 +212,7 @@ class Raw:
     async def open(cls, port, path, headers=""):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         raw = cls(reader, writer)
-        raw.write(
-            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{headers}"
-            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
-        )
+        raw.write(handshake(path, headers))
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
         raw.status = int(head.split()[1])
         return raw

@@ -112,6 +112,26 @@ class NotMade(Faulty):
         raise OSError("there is no such database")
 
 
+class Toolless(Faulty):
+    """Cannot say which tools it has."""
+
+    @property
+    def tools(self):
+        raise LookupError("there is no list of tools")
+
+
+class OpenedByInit(Faulty):
+    """Closes what its `init` has opened."""
+
+    def init(self, task):
+        super().init(task)
+        self.file = open(os.devnull)  # noqa: SIM115
+
+    def close(self):
+        super().close()
+        self.file.close()
+
+
 class MadeSlowly(Faulty):
     """Its constructor takes so many seconds; the first step ends its episode."""
 

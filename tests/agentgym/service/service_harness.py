@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import time
 
 import aiohttp
@@ -11,9 +14,30 @@ from agentgym.core.registration import spec
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.env_server import serve
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.slots import SessionCounts
+from agentgym.service.server.slots import SessionCounts, Slot, make_memory, map_memory
 
 SECONDS = 30.0  # by which anything must have happened, on any machine
+# Headers of a WebSocket handshake.
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+
+
+def handshake(path, more=""):
+    """The bytes of a WebSocket handshake; `more`: lines of other headers, each with its end."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}{more}\r\n".encode()
+
+
+def new_slot():
+    """What a session writes into, without a server."""
+    memory = make_memory(1)
+    slot = Slot(map_memory(memory), 0)
+    os.close(memory)
+    return slot
 
 
 def alive(pid):
@@ -32,6 +56,13 @@ def parent_of(pid):
             return int(stat.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def command(*words, **pipes):
+    """`agentgym serve` of the environment that does what it is told, in a process of its own."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])}
+    line = [sys.executable, "-m", "agentgym.cli", "serve", "service_faults:Faulty", "--port", "0", "--json", *words]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, env=environ, text=True, **pipes)
 
 
 def url_told_by(process):

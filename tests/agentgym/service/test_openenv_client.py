@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from openenv_envs import Counter, Sum
 from openenv_package import FOREIGN, clean_environment, openenv_python, our_server, running, their_servers
-from served import served
+from served import certificate, served
 
 import agentgym
 from agentgym.checks.check_env import CHECKS, examine
@@ -296,10 +296,8 @@ def test_an_episode_belongs_to_its_event_loop_and_the_next_may_begin_in_another(
 
 
 def test_a_token_and_a_certificate_of_ones_own(tmp_path):
-    key, cert, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
-    subprocess.run([*words.split(), *named], check=True, capture_output=True, timeout=60)
+    tls, token = certificate(tmp_path), tmp_path / "token"
+    cert = tls["cert"]
     token.write_text("a-token-of-16-letters\n")
 
     async def reward(**kwargs):
@@ -311,14 +309,13 @@ def test_a_token_and_a_certificate_of_ones_own(tmp_path):
         finally:
             await env.close()
 
-    tls = {"cert": str(cert), "key": str(key)}
     with served("openenv_envs:Sum", tokens={"t": token.read_text().strip()}, **tls) as server:
-        assert asyncio.run(reward(token_file=str(token), ca_file=str(cert))) == 1.0
+        assert asyncio.run(reward(token_file=str(token), ca_file=cert)) == 1.0
         with pytest.raises(Unavailable, match=r"CERTIFICATE_VERIFY_FAILED.*: a certificate of your own needs ca_file="):
             asyncio.run(reward(token_file=str(token)))
         with pytest.raises(Unavailable, match="it wants a token, or another than this: token_file="):
-            asyncio.run(reward(ca_file=str(cert)))
-        bare, task = agentgym.make(f"openenv:{server.url}", ca_file=str(cert)), agentgym.Task("any", seed=1)
+            asyncio.run(reward(ca_file=cert))
+        bare, task = agentgym.make(f"openenv:{server.url}", ca_file=cert), agentgym.Task("any", seed=1)
         with pytest.raises(Unavailable, match="status 401; it wants a token, or another than this: token_file="):
             asyncio.run(bare.reset(options={"task": task}))
 

@@ -114,6 +114,18 @@ def test_mistakes_are_told_in_one_line(tmp_path, capsys, words, told):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_package_is_not_copied_into_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "one_of_mine").mkdir()
+    (tmp_path / "one_of_mine/__init__.py").write_text("from openenv_envs import Sum\n\n\nclass Mine(Sum): ...\n")
+    out = tmp_path / "one_of_mine/out"
+    assert main(["export", "openenv", "one_of_mine:Mine", "--out", str(out)]) == 2
+    assert "copied into itself: choose another folder with --out" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["export", "openenv", "one_of_mine:Mine", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/one_of_mine/__init__.py").is_file()
+
+
 # ---- with the real package
 
 

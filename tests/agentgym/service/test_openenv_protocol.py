@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openenv_envs import AsyncSum, Counter, Sum
+from service_harness import new_slot
 
 from agentgym.core.messages import user
 from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.openenv.routes import Line
 from agentgym.service.protocol.frames import Refused
-from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.protocol_handler import CallRunner
 
 
 def handler(env):
-    return OpenEnvHandler(env, CallRunner(Slot(map_memory(make_memory(1)), 0)), SimpleNamespace(id="s-1"))
+    return OpenEnvHandler(env, CallRunner(new_slot()), SimpleNamespace(id="s-1"))
 
 
 def ask(session, kind, *data, **more):

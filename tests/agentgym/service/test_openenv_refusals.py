@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from aiohttp import WSMsgType
 from openenv_package import FOREIGN, clean_environment, openenv_python
+from served import certificate
 from service_harness import SECONDS, browsing, serving, session, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -125,17 +126,14 @@ def test_a_token_is_sent_as_a_header_and_without_it_the_connection_is_refused(py
 
 
 def test_tls_with_a_certificate_of_ones_own(python, tmp_path):
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*made, "-keyout", key, "-out", cert, "-days", "2", *names], check=True, capture_output=True)
+    tls = certificate(tmp_path)
 
     async def play():
-        async with serving(cert=str(cert), key=str(key)) as server:
+        async with serving(**tls) as server:
             assert server.url.startswith("https://")
             talk = {"url": server.url, "calls": [RESET, step("echo a"), ["state", None]]}
             [[refused, *_]] = await talked(python, talk)
-            [found] = await talked(python, talk, SSL_CERT_FILE=str(cert))
+            [found] = await talked(python, talk, SSL_CERT_FILE=tls["cert"])
             return refused, found
 
     refused, found = asyncio.run(play())

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from chaos_envs import Chaos
+from faulty_server import FaultyServer, running
 from served import served
 
 import agentgym
@@ -54,6 +55,26 @@ def test_a_session_that_ends_in_a_step_is_the_agents_failure(url, fault, cause):
 def test_so_is_a_step_that_the_client_does_not_wait_for(url):
     done = play(url, "Programs", "fault hang", step_timeout=STEP_SECONDS / 3)
     assert (done.end, done.agent_failure, done.reward) == ("terminated", "step_timeout", -1.0)
+
+
+def test_a_server_that_hangs_is_no_agents_failure_though_another_answers(url):
+    hangs = FaultyServer(EnvSpec("Programs", "test_remote_agent_failure:Programs"))
+    task = next(iter(Chaos.default_tasks()))
+
+    async def played():
+        busy, env = agentgym.make(f"{url}/Chaos"), agentgym.make(f"{hangs.url},{url}/Programs")
+        await busy.reset(seed=1)  # so the session goes to the server that has none
+        hangs.messages.extend(["ok", "ok", "mute"])
+        limits = Limits(step_timeout=0.5)
+        try:
+            return await run_episode(env, ScriptedPolicy(["add 1"]), task, seed=1, limits=limits)
+        finally:
+            await busy.close()
+
+    with running(hangs):
+        done = asyncio.run(played())
+    assert (hangs.opened, done.end, done.agent_failure) == (1, "error", None)
+    assert "turn 1: step took longer" in done.error
 
 
 @pytest.mark.parametrize("fault", ["hang", "kill"])

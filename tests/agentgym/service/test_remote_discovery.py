@@ -2,10 +2,9 @@
 
 import asyncio
 import socket
-import subprocess
 
 import pytest
-from served import served
+from served import certificate, served
 
 import agentgym
 from agentgym.rollout.episode import close_env
@@ -96,14 +95,12 @@ def test_what_means_one_server_stays_as_it_was_given(url):
 
 
 def test_over_tls_the_certificate_is_that_of_the_name(names, monkeypatch, tmp_path):
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN={NAME} -addext subjectAltName=DNS:{NAME}"
-    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
+    tls = certificate(tmp_path, NAME, f"DNS:{NAME}")
     monkeypatch.setenv("AGENTGYM_TOKEN", "a" * 20)
-    port, settings = on_both(cert=str(cert), key=str(key))
+    port, settings = on_both(**tls)
 
     async def play():
-        env = agentgym.make(f"https://{NAME}:{port}/frozen_lake", ca_file=str(cert))
+        env = agentgym.make(f"https://{NAME}:{port}/frozen_lake", ca_file=tls["cert"])
         await env.reset(seed=1)
         env.unwrapped.session.ws.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         await env.step(await env.expert_action())

@@ -4,14 +4,13 @@ import asyncio
 import json
 import pickle
 import random
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from faulty_server import FaultyServer, cutting, running
-from served import served
+from served import certificate, served
 from service_harness import tally
 
 import agentgym
@@ -414,12 +413,9 @@ def test_tokens_come_from_the_variable_or_a_file_and_never_from_the_spec(
 
 
 def test_tls_by_a_certificate_of_ones_own(tmp_path: Any) -> None:
-    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    files = {"-keyout": tmp_path / "key.pem", "-out": tmp_path / "cert.pem"}
-    arguments = [str(word) for pair in files.items() for word in pair]
-    subprocess.run([*make.split(), *arguments], check=True, capture_output=True, timeout=60)
-    cert, key = str(files["-out"]), str(files["-keyout"])
-    with served("frozen_lake", cert=cert, key=key) as server:
+    tls = certificate(tmp_path)
+    cert = tls["cert"]
+    with served("frozen_lake", **tls) as server:
         url = f"https://localhost:{server.port}/frozen_lake"
         with pytest.raises(Unavailable, match=r"(?i)certificate"):
             agentgym.make(url)

@@ -28,6 +28,7 @@ from agentgym.service.client import session_client as client
 from agentgym.service.client.address import SessionLost, Unavailable
 from agentgym.service.client.connection import difference
 from agentgym.service.protocol.frames import ServiceLimits
+from agentgym.service.server.env_server import EnvServer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "acceptance"))
 from serving_process import Serving, serving
@@ -268,6 +269,35 @@ def test_a_step_that_takes_long_on_a_server_that_lives_is_waited_for(monkeypatch
     with served(specs={"faulty": EnvSpec(id="faulty", entry_point="service_faults:Faulty")}) as server:
         asyncio.run(play(f"{server.url}/faulty"))
     assert len(asked) > 1
+
+
+@pytest.mark.parametrize("limit", [600.0, float("inf")])
+def test_a_client_comes_back_to_a_call_that_takes_longer_than_a_session_to_open(
+    limit: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connection, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(client, "RECONNECT_SECONDS", 0.2)
+    go = tmp_path / "go"
+
+    async def play(server: EnvServer) -> None:
+        env: Any = await asyncio.to_thread(agentgym.make, f"{server.url}/faulty")
+        await env.reset(seed=1)
+        session = env.session
+        assert session.hello.limits.step_seconds == limit
+        step = asyncio.create_task(env.step(f"until {go}"))
+        while not server.sessions.states()["step"]:
+            await asyncio.sleep(0.01)
+        connection.cut(session.ws)
+        await asyncio.sleep(1.0)
+        go.touch()
+        observation, *_ = await step
+        assert observation[0]["content"].startswith("1: ")
+        assert (env.session, session.reconnects) == (session, 1)
+        await env.close()
+
+    limits = ServiceLimits(step_seconds=limit)
+    with served(specs={"faulty": EnvSpec("faulty", "service_faults:Faulty")}, limits=limits) as server:
+        asyncio.run(play(server))
 
 
 SLOW = {"slow": EnvSpec(id="slow", entry_point="service_faults:MadeSlowly", kwargs={"seconds": 1.5})}

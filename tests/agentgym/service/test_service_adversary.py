@@ -6,7 +6,7 @@ import math
 
 import pytest
 from chaos_harness import SECONDS, Raw
-from service_harness import browsing, serving, session, until
+from service_harness import browsing, handshake, serving, session, until
 
 from agentgym.service.server import slots
 from agentgym.service.server.forks import Fork
@@ -57,9 +57,7 @@ def test_with_a_token_a_page_of_the_servers_own_name_may_ask():
 def test_what_comes_right_behind_a_handshake_is_not_lost_without_a_word():
     async def knock(server):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        head = f"GET {SESSION} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        writer.write(head.encode() + encoded(TEXT, b'{"id": 1, "call": "tools"}', masked=True))
+        writer.write(handshake(SESSION) + encoded(TEXT, b'{"id": 1, "call": "tools"}', masked=True))
         answer = await asyncio.wait_for(reader.read(), SECONDS)  # to the end: it closes
         assert answer.startswith(b"HTTP/1.1 400 "), answer
         assert answer.count(b"HTTP/1.1") == 1  # the frame was not read as another request

@@ -9,13 +9,11 @@ import socket
 import time
 
 from chaos_harness import SECONDS, files_of, quiet, serving_command, settled, until
+from service_harness import handshake
 
 from agentgym.service.worker.websocket import TEXT, encoded
 
-UPGRADE = (
-    b"GET /envs/Chaos/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
+UPGRADE = handshake("/envs/Chaos/session")
 
 
 def _connected(port):

@@ -8,7 +8,7 @@ import time
 import aiohttp
 import pytest
 from chaos_harness import Raw
-from service_harness import SECONDS, Client, browsing, serving, session, until
+from service_harness import SECONDS, UPGRADE, Client, browsing, serving, session, until
 
 ANN, BOB = "ann-" + "a" * 28, "bob-" + "b" * 28
 TOKENS = {"ann": ANN, "bob": BOB}
@@ -96,14 +96,6 @@ def test_a_resume_token_is_its_owners_alone_and_is_used_once():
                 assert (late.status, (await late.json())["error"]["code"]) == (409, "RESUME_REFUSED")
 
     asyncio.run(knock())
-
-
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 
 
 def _dripped(port, at_once, then):

@@ -1,7 +1,6 @@
 """SIGTERM: what runs goes on until the time is up, nothing new begins; a second one ends all at once."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -9,31 +8,7 @@ import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, parent_of, until
-
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
-
-
-def command(*words):
-    here = os.path.dirname(os.path.abspath(__file__))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    line = [sys.executable, "-m", "agentgym.cli", "serve", "service_faults:Faulty", "--port", "0", "--json", *words]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True)
-
-
-def said(process):
-    """The address that it prints."""
-    text = ""
-    while not text.rstrip().endswith("}"):
-        line = process.stdout.readline()
-        assert line, "it ended"
-        text += line
-    return json.loads(text)["url"]
+from service_harness import SECONDS, UPGRADE, Client, alive, command, parent_of, until, url_told_by
 
 
 @pytest.fixture
@@ -41,8 +16,8 @@ def started():
     running = []
 
     def start(*words):
-        running.append(command(*words))
-        return running[-1], said(running[-1])
+        running.append(command(*words, stderr=subprocess.PIPE))
+        return running[-1], url_told_by(running[-1])
 
     yield start
     for process in running:

@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
 import random
 import socket
 import threading
@@ -19,13 +18,13 @@ from chaos_harness import SECONDS, Raw, quiet, serving_command, settled
 from fuzz_inputs import BYTES, FRAMES, OPENENV_TEXTS, REQUESTS_OF_HTTP, TEXTS, frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from service_harness import new_slot
 
 import agentgym
 from agentgym.core.registration import spec
 from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import Refused, ServiceLimits
-from agentgym.service.server.slots import Slot, make_memory, map_memory
 from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames
 
@@ -75,13 +74,6 @@ def test_bytes_are_the_same_messages_however_they_are_cut(data, cuts):
     assert all(opcode in (TEXT, CLOSE, PING, PING + 1) and len(payload) <= LIMIT for opcode, payload in whole[0])
 
 
-def _slot():
-    memory = make_memory(1)
-    slot = Slot(map_memory(memory), 0)
-    os.close(memory)
-    return slot
-
-
 @fuzzed(60, data=st.lists(FRAMES, min_size=1, max_size=4).map(b"".join), seed=st.integers(0, 1 << 32))
 def test_damaged_bytes_are_the_same_messages_however_they_are_cut(data, seed):
     dice = random.Random(seed)
@@ -123,7 +115,7 @@ def test_a_connection_gives_texts_until_it_is_over_or_refused(data):
     counted["bytes at a connection"] += 1
     ours, theirs = socket.socketpair()
     with ours:
-        connection = Connection(theirs, _slot(), LIMIT)
+        connection = Connection(theirs, new_slot(), LIMIT)
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         with contextlib.suppress(Refused):
@@ -134,7 +126,7 @@ def test_a_connection_gives_texts_until_it_is_over_or_refused(data):
 
 def wired(made):
     session = SessionInfo("session", "chaos", spec("chaos_envs:Chaos"), ServiceLimits())
-    return made(Chaos(), CallRunner(_slot()), session)
+    return made(Chaos(), CallRunner(new_slot()), session)
 
 
 @fuzzed(120, texts=st.lists(TEXTS, min_size=8, max_size=12))

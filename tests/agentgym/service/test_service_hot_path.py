@@ -11,13 +11,13 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from service_harness import new_slot
 
 from agentgym import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
 from agentgym.service.server import slots
-from agentgym.service.server.slots import Slot
 from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
 from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
@@ -40,12 +40,8 @@ class Reply(Env):
         return self.outcome_
 
 
-def slot():
-    return Slot(slots.map_memory(slots.make_memory(1)), 0)
-
-
 def handler_of(kind, env):
-    return kind(env, CallRunner(slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
+    return kind(env, CallRunner(new_slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
 
 
 def client_frame(opcode, payload, mask, fin=True):
@@ -137,7 +133,7 @@ class Counted(socket.socket):
 def test_a_step_is_one_read_and_one_write():
     client, server = socket.socketpair()
     with client, Counted(server) as counted:
-        connection = Connection(counted, slot(), LIMIT)
+        connection = Connection(counted, new_slot(), LIMIT)
         for size in (10, 125, 126, 40_000):
             client.sendall(client_frame(TEXT, b"x" * size, b"abcd"))
             assert connection.receive() == "x" * size
@@ -147,7 +143,7 @@ def test_a_step_is_one_read_and_one_write():
 
 def test_a_ping_that_comes_in_pieces_is_no_message_that_takes_too_long():
     client, server = socket.socketpair()
-    words = slot()
+    words = new_slot()
     with client, server:
         connection = Connection(server, words, LIMIT)
         reader = threading.Thread(target=connection.receive, daemon=True)

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from service_harness import Client, browsing, serving, session, tally, until
+from service_harness import UPGRADE, Client, browsing, serving, session, tally, until
 
 from agentgym.service.protocol import schemas
 from agentgym.service.protocol.frames import CODES, rng_to_json
@@ -67,14 +67,6 @@ def test_metrics_are_counted_for_each_environment():
             assert found["agentgym_slot_return_seconds_count",] == 1
 
     asyncio.run(play())
-
-
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 
 
 @pytest.mark.parametrize("bound", TIME_BOUNDS)

@@ -11,18 +11,13 @@ import struct
 from collections import Counter
 
 import pytest
-from service_harness import Client, alive, browsing, parent_of, serving, session, until
+from service_harness import Client, alive, browsing, handshake, parent_of, serving, session, until
 
 from agentgym.service.server.http_connections import relayed
 from agentgym.service.server.task_catalogue import tell_tasks
 from agentgym.service.worker.websocket import CLOSE, TEXT, encoded
 
 CLOSING = encoded(CLOSE, struct.pack("!H", 1000), masked=True)
-
-HANDSHAKE = (
-    "GET {} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
 
 
 def open_files():
@@ -43,7 +38,7 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
                 for _ in range(3):
                     # It has gone before the server, in this very thread, reads a word.
                     sock = socket.create_connection(("127.0.0.1", server.port))
-                    sock.sendall(HANDSHAKE.format(path).encode())
+                    sock.sendall(handshake(path))
                     if linger:
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     sock.close()
@@ -55,7 +50,7 @@ def test_a_client_that_leaves_in_its_handshake_is_not_an_error(linger, caplog):
                 token = client.hello["resume"]
                 await client.drop()
                 sock = socket.create_connection(("127.0.0.1", server.port))
-                sock.sendall(HANDSHAKE.format(f"/envs/faulty/session?resume={token}").encode())
+                sock.sendall(handshake(f"/envs/faulty/session?resume={token}"))
                 sock.close()
                 await client.connect(resume=token)  # it was not used up
                 assert (await client.step("echo on"))["result"]
@@ -85,6 +80,30 @@ def test_a_request_that_a_close_frame_follows_is_not_run(busy, tmp_path):
 
     asyncio.run(play())
     assert not note.exists()
+
+
+def test_a_connection_that_breaks_within_a_message_is_no_leave():
+    """Bytes from the middle of a message may look like a close frame."""
+
+    async def play():
+        async with serving(limits={"close_seconds": 0.1}) as server, browsing(server) as http:
+            client = await (await Client(http).connect()).begin()
+            session = server.sessions.open[client.hello["session"]]
+            sock = client.ws._response.connection.transport.get_extra_info("socket")
+            message = encoded(TEXT, CLOSING * 1000, masked=True)
+            os.write(sock.fileno(), message[:10])
+            await until(lambda: server.sessions.states()["reading"] == 1)
+            os.kill(client.pid, signal.SIGSTOP)  # it has not read the rest when the server sees the client gone
+            os.write(sock.fileno(), message[8 + len(CLOSING) : -1])
+            sock.shutdown(socket.SHUT_RDWR)
+            await until(lambda: session.client is None)
+            os.kill(client.pid, signal.SIGCONT)
+            await asyncio.sleep(2.0)  # longer than a client that has left may keep its session
+            await client.connect(resume=client.hello["resume"])
+            assert (await client.step("sleep 2"))["result"]
+            await client.ws.close()
+
+    asyncio.run(play())
 
 
 def test_what_is_to_be_relayed_may_have_gone():

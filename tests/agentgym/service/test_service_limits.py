@@ -9,7 +9,7 @@ from collections import Counter
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, browsing, serving, session, tally, until
+from service_harness import SECONDS, Client, alive, browsing, handshake, serving, session, tally, until
 
 from agentgym.service.worker.websocket import TEXT, Frames, encoded
 
@@ -104,10 +104,7 @@ def test_pings_are_answered_while_a_step_runs(tmp_path):
 def raw(server):
     """A client that may do anything, past its handshake and the hello."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
-    sock.sendall(
-        b"GET /envs/faulty/session HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
+    sock.sendall(handshake("/envs/faulty/session"))
     head = b""
     while b"\r\n\r\n" not in head:
         head += sock.recv(1)

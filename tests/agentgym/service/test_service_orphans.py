@@ -3,14 +3,10 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, Client, alive, browsing, parent_of, serving, session, until, url_told_by
-
-HERE = os.path.dirname(os.path.abspath(__file__))
+from service_harness import SECONDS, Client, alive, browsing, command, parent_of, serving, session, until, url_told_by
 
 
 async def started(client, word):
@@ -84,9 +80,7 @@ def test_spare_workers_that_die_are_replaced():
 
 
 def test_nothing_is_left_of_a_front_that_is_killed():
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *sys.path])}
-    words = [sys.executable, "-m", "agentgym.cli", "serve", "service_faults:Faulty", "--port", "0", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environ, text=True)
+    process = command()
 
     async def play(url):
         async with aiohttp.ClientSession(url) as http:

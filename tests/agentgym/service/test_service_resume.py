@@ -3,23 +3,15 @@
 import asyncio
 
 import pytest
-from service_harness import Client, browsing, serving, until
+from service_harness import UPGRADE, Client, browsing, new_slot, serving, until
 
 from agentgym.service.server import slots
 from agentgym.service.server.session import ServedSession
 
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
-
 
 @pytest.fixture
 def session():
-    words = slots.Slot(slots.map_memory(slots.make_memory(1)), 0)
-    return ServedSession("id", "env", "agentgym/1", "", 0, words, resumable=True)
+    return ServedSession("id", "env", "agentgym/1", "", 0, new_slot(), resumable=True)
 
 
 def serve_connection(session, messages=0):

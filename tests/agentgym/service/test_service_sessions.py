@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from service_harness import Client, alive, browsing, serving, session, tally, until
+from service_harness import UPGRADE, Client, alive, browsing, serving, session, tally, until
 
 from agentgym.service.protocol.frames import rng_of_json, rng_to_json
 
@@ -152,14 +152,6 @@ def test_a_client_comes_back_and_no_step_is_run_twice(tmp_path):
     assert notes.read_text() == "2\n"
 
 
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
-
-
 @pytest.mark.parametrize(
     ("action", "how"), [("exit 7", "exit code 7"), ("exit 0", "exit code 0"), ("abort", "signal 9")]
 )
@@ -177,18 +169,6 @@ def test_a_worker_that_dies_is_told_and_its_slot_returns(action, how):
                 await until(lambda: len(server.sessions.open) == 1)
                 assert not alive(client.pid)
             assert (await other.step("echo hi"))["result"][0][0]["content"] == "1: hi"
-
-    asyncio.run(play())
-
-
-def test_what_a_worker_started_goes_with_it():
-    async def play():
-        async with serving() as server, session(server) as client:
-            await client.begin()
-            child = int((await client.step("child"))["result"][0][0]["content"].split()[1])
-            assert alive(child)
-            await client.step("abort")
-            await until(lambda: not alive(child))
 
     asyncio.run(play())
 

@@ -8,18 +8,12 @@ import time
 import tracemalloc
 import zlib
 
-from service_harness import SECONDS, browsing, serving, session, until
+from service_harness import SECONDS, UPGRADE, browsing, serving, session, until
 
 from agentgym.service.server.env_server import SPARE_CONNECTIONS
 from agentgym.service.server.http_connections import inflated
 
 TOKEN = "t" * 20
-UPGRADE = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 
 
 def bomb(mebibytes):
