@@ -124,10 +124,11 @@ class RlContext(TrainerContext):
             return checksum
 
         progress, metrics = await train_on(self.config, self.models, progress, rollout, clock, self.changing, send)
-        write_jsonl(self.folder.episodes("train", progress.step), _trajectories(groups))
+        played = _trajectories(groups)
+        write_jsonl(self.folder.episodes("train", progress.step), played)
         if greedy:
             write_jsonl(self.folder.episodes("greedy", progress.step), greedy)
-        self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()))
+        self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()), played)
         return progress
 
     def watched(self) -> list[Watched]:

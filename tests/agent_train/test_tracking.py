@@ -175,12 +175,27 @@ def test_a_failed_episode_is_told_with_its_error(run):
     failed = episode("a", 1, error="Traceback\nRuntimeError: no such [table]")
     for one in (episode("a"), failed):
         track.episode_ended(one)
-    track.train_step(step_metrics(1, [Group("a", [episode("a"), failed])], clock(), 0, **learned()))
+    played = [episode("a"), failed]
+    track.train_step(step_metrics(1, [Group("a", played)], clock(), 0, **learned()), played)
     track.close()
     assert (
         "step 1: 1 of 2 episodes failed and were left out; the last error: RuntimeError: no such [table]"
         in screen.getvalue()
     )
+
+
+def test_a_step_tells_the_error_of_its_own_episodes_also_if_they_failed_after_they_had_ended(run):
+    """As those of a group do that its judge could not judge. Meanwhile an episode of another step fails."""
+    track, screen = tracker(run)
+    played = [episode("a", 0), episode("a", 1)]
+    for one in (*played, episode("b", error="no such table")):
+        track.episode_ended(one)
+    for one in played:
+        one.end, one.error = "error", "judge of 2 candidates: no readable verdict"
+    track.train_step(step_metrics(1, [Group("a", played)], clock(), 0, **learned()), played)
+    track.close()
+    told = "2 of 2 episodes failed and were left out; the last error: judge of 2 candidates: no readable verdict"
+    assert f"step 1: {told}" in screen.getvalue()
 
 
 def test_an_episode_that_was_run_again_is_counted_and_told(run):
@@ -190,7 +205,7 @@ def test_an_episode_that_was_run_again_is_counted_and_told(run):
     for one in (episode("a"), again):
         track.episode_ended(one)
     step = step_metrics(1, [Group("a", [episode("a"), again])], clock(), 0, **learned())
-    track.train_step(step)
+    track.train_step(step, [episode("a"), again])
     track.episode_ended(again)
     track.evaluation(1, [again])
     track.close()
