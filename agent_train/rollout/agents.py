@@ -91,7 +91,7 @@ class EngineBackend:
             text = self._renderer.text(call.messages, tools) if call.prompt is None else call.prompt
         except RendererError as error:
             raise Refused(400, str(error)) from error
-        before, ids = max((each for each in answers if text.startswith(each[0])), key=_length, default=("", []))
+        before, ids = max((each for each in answers if text.startswith(each[0])), key=lambda each: len(each[0]), default=("", []))
         return Rendered([*ids, *self._renderer.encode(text[len(before) :])], text)
 
     async def _completion(self, prompt: Rendered, sampling: Sampling, said: _Said) -> Completion:
@@ -125,10 +125,6 @@ class EngineBackend:
             return self._renderer.parse(ids, sum(message["role"] == "assistant" for message in call.messages))
         said = ids[:-1] if ids[-1] in self._renderer.stop_token_ids else ids
         return assistant(self._renderer.decode(said))
-
-
-def _length(answer: tuple[str, list[int]]) -> int:
-    return len(answer[0])
 
 
 def _before(message: Message, stop: str) -> Message:
