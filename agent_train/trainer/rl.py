@@ -136,8 +136,7 @@ class RlContext(TrainerContext):
         return [*roles, *self.models.own.values(), *self.policies, *([] if self.past is None else [self.past])]
 
     async def save(self, progress: Progress) -> None:
-        learners = {learner.name: learner for learner in self.learners}
-        await self.checkpoints.save(progress, learners, self.draws.state())
+        await self.checkpoints.save(progress, self.learners, self.draws.state())
 
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""
