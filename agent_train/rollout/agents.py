@@ -91,7 +91,8 @@ class EngineBackend:
             text = self._renderer.text(call.messages, tools) if call.prompt is None else call.prompt
         except RendererError as error:
             raise Refused(400, str(error)) from error
-        before, ids = max((each for each in answers if text.startswith(each[0])), key=lambda each: len(each[0]), default=("", []))
+        begun = [each for each in answers if text.startswith(each[0])]
+        before, ids = max(begun, key=lambda each: len(each[0]), default=("", []))
         return Rendered([*ids, *self._renderer.encode(text[len(before) :])], text)
 
     async def _completion(self, prompt: Rendered, sampling: Sampling, said: _Said) -> Completion:

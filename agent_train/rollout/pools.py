@@ -90,7 +90,8 @@ class Pools:
                 self._retired.append((step + self._settings.revisit, task))
             else:
                 self._waiting[band].append(task)
-        sizes = Counter(map(self.band, self._rates), unseen=self._size - len(self._rates))
+        sizes = Counter(map(self.band, self._rates))
+        sizes["unseen"] = self._size - len(self._rates)
         tasks = {band: sizes[band] for band in BANDS}
         return PoolMetrics(tasks, len(self._retired), {band: bands[band] / len(groups) for band in BANDS})
 

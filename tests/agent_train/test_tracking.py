@@ -29,10 +29,10 @@ def tracker(run: RunFolder, steps: int = 3, *, terminal: bool = False, width: in
 
 
 def test_laps_of_a_clock_add_up(monkeypatch):
-    now = 10.0
-    monkeypatch.setattr("agent_train.report.metrics.time.monotonic", lambda: now)
+    now = [10.0]
+    monkeypatch.setattr("agent_train.report.metrics.time.monotonic", lambda: now[0])
     watch = Clock()
-    for now, part in ((11.0, "rollout"), (13.0, "learn"), (17.0, "rollout")):
+    for now[0], part in ((11.0, "rollout"), (13.0, "learn"), (17.0, "rollout")):
         watch.lap(part)
     assert watch.seconds == {"rollout": 1.0 + 4.0, "learn": 2.0}
 
