@@ -111,10 +111,10 @@ class EngineBackend:
         return completion
 
     def _cut(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str | None]:
-        """The completion up to its first stop string, all of whose tokens stay, and that string."""
+        """The completion up to its first stop string, all of whose tokens stay, and that string; an empty one stops nothing."""
         ids, decode = completion.ids, self._renderer.decode
         text = decode(ids)
-        stop = min((stop for stop in stops if stop in text), key=text.index, default=None)
+        stop = min((stop for stop in stops if stop and stop in text), key=text.index, default=None)
         if stop is None:
             return completion, None
         count = bisect_left(range(len(ids)), True, key=lambda n: stop in decode(ids[:n]))
