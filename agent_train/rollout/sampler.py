@@ -170,9 +170,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
-        if (
-            self.memory is not None and self.memory.name == "summary"
-        ):  # refuses one without room before anything is played
+        if self.memory is not None and self.memory.name == "summary":
+            # Refuses one without room before anything is played.
             SummaryMemory(self.memory, self.renderer, self.engine.max_model_len, self.sampling.max_tokens)
 
     async def collect(
