@@ -212,6 +212,10 @@ def test_a_player_that_an_agent_plays_has_no_tokens_and_is_not_trained(tmp_path)
     assert len(with_advantages(AdvantageInputs(settings, kept, samples), samples)) == len(samples)
 
 
+def test_a_player_may_be_the_agent_whose_name_is_null():
+    assert compose(["+env=tic_tac_toe_self", "env.players.O=null"]).env.players == {"O": "null"}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
