@@ -126,9 +126,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     parsed = []
     for given in overrides:
         key, _, value = given.partition("=")
-        # The words of an agent may have any characters.
-        is_agent = key in ("agent", "agent.run") and value != "null"
-        text = f"agent.run={QuotedString(_literal(value), Quote.single).with_quotes()}" if is_agent else given
+        text = given
+        if key in ("agent", "agent.run") and value != "null":  # its words may have any characters
+            text = f"agent.run={QuotedString(_literal(value), Quote.single).with_quotes()}"
+        elif key.lstrip("+").startswith("env.players.") and value == "null":  # the agent of this name
+            text = f"{key}='null'"
         if "=" not in text:
             hint = f"did you mean +env={text}" if text in environment_names() else "settings are written key=value"
             raise ConfigError(f"{text!r} is not a setting: {hint}")

@@ -185,6 +185,8 @@ def _wrong_machine(config: Config) -> Iterator[str]:
         package, wanted = TRACKER_PACKAGES.get(name, ("", ""))
         if package and not _installed(package):
             yield f"trainer.trackers={name}: {package} is not installed: pip install {wanted}"
+    if os.environ.get("RAY_ADDRESS"):
+        return  # other nodes may have GPUs too: all are counted once Ray has started
     gpus, workers = visible_gpus(), config.learner.workers
     if gpus and workers > gpus:
         yield f"learner.workers={workers}: this machine shows {gpus} GPU{'s' * (gpus > 1)}, and two workers cannot share one"
@@ -292,7 +294,7 @@ def _wrong_env(config: Config) -> Iterator[str]:
     close_unused(env)
     yield from _wrong_agent(config, env)
     yield from _wrong_players(config, players)
-    yield from _wrong_own_policies(config, players)
+    yield from _wrong_own_policies(config)
     yield from _wrong_sandbox(config)
     if missing and config.sft.episodes > 0:
         yield f"sft.episodes={config.sft.episodes}: {config.env.id} has no expert to learn from (no {missing[0]}): set sft.episodes=0"
@@ -300,6 +302,10 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
     given, words = config.env.players, (*BUILT_IN, PAST, OWN)
+    if given and not players and not config.env.url:
+        player, agent = next(iter(given.items()))
+        yield f"env.players.{player}={agent}: {config.env.id} has one agent, not players: leave it out"
+        return
     for player, agent in given.items():
         if players is not None and player not in players:
             yield f"env.players.{player}: {config.env.id} has no such player, only {', '.join(players)}"
@@ -315,22 +321,18 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
     past = [f"env.players.{player}={PAST}" for player, agent in given.items() if agent == PAST]
     if not past:
         return
-    if not players and not config.env.url:
-        yield f"{past[0]}: {config.env.id} has one agent, not players: leave it out"
     if config.trainer.staleness:
         yield f"{past[0]}: all episodes of a step have the same opponent, and with trainer.staleness={config.trainer.staleness} those of several steps run at once: set trainer.staleness=0"
     if config.engine.name not in ("embedded", "vllm") or config.engine.placement == "colocated":
         yield f"{past[0]}: its weights need an engine that the run starts: set engine=vllm or engine=embedded, and engine.placement=own"
 
 
-def _wrong_own_policies(config: Config, players: Sequence[str] | None) -> Iterator[str]:
+def _wrong_own_policies(config: Config) -> Iterator[str]:
     """What players with policies of their own cannot be combined with."""
     own, engine = own_players(config), config.engine
     if not own:
         return
     told = f"env.players.{own[0]}={OWN}"
-    if not players and not config.env.url:
-        yield f"{told}: {config.env.id} has one agent, not players: leave it out"
     if wrong := [player for player in own if not re.fullmatch(r"\w[\w.-]*", player)]:
         yield f"env.players.{wrong[0]}={OWN}: its checkpoint is a folder of this name: it must be letters, digits and . _ -"
     if PAST in config.env.players.values():

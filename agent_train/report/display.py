@@ -114,7 +114,8 @@ class Display:
         else:
             self.phase("training", line)
 
-    def show_step(self, metrics: StepMetrics) -> None:
+    def show_step(self, metrics: StepMetrics, failure: str, again: str) -> None:
+        """`failure` is an error of an episode that failed, if one did, and `again` one after which an episode was run again."""
         cells = _cells(metrics)
         self._rows.append(cells)
         eta = self._eta(metrics)
@@ -129,10 +130,10 @@ class Display:
             self.say(f"{step}: nothing to learn from: {why}")
         if metrics.failed:
             failed = f"{metrics.failed} of {played} episodes failed and were left out"
-            self.say(f"{step}: {failed}; the last error: {self._error}")
+            self.say(f"{step}: {failed}; the last error: {_last_line(failure)}")
         if metrics.retried:
-            again = f"{metrics.retried} of {played} episodes were run again after an error"
-            self.say(f"{step}: {again}; the last: {self._before}")
+            retried = f"{metrics.retried} of {played} episodes were run again after an error"
+            self.say(f"{step}: {retried}; the last: {_last_line(again)}")
         if metrics.context >= FULL:
             full = f"{metrics.context:.0%} of the episodes ended because the context was full"
             remedy = "memory.tokens or memory.summaries" if metrics.summaries else "or set memory.name=summary"
@@ -148,14 +149,14 @@ class Display:
         self._episodes = self._errors = self._retried = 0
         self._bar.update(self._task, completed=step, eta="")
 
-    def show_eval(self, metrics: EvalMetrics) -> None:
+    def show_eval(self, metrics: EvalMetrics, again: str) -> None:
         for row in self._rows:
             if row["step"] == str(metrics.step):
                 row["held-out"] = percent(metrics.success)
         self._episodes = self._errors = self._retried = 0
         told = f"{percent(metrics.low)} to {percent(metrics.high)}, {metrics.episodes} episodes"
         told += f", {metrics.failed} failed" if metrics.failed else ""
-        told += f", {metrics.retried} run again after an error: {self._before}" if metrics.retried else ""
+        told += f", {metrics.retried} run again after an error: {_last_line(again)}" if metrics.retried else ""
         # On a terminal the table shows those that belong to a row; step 0 belongs to none.
         if self._live is None or metrics.step == 0:
             self.say(f"held-out success after step {metrics.step}: {percent(metrics.success)} ({told})")

@@ -58,13 +58,12 @@ class Clock:
         self._timeline = timeline or Timeline()
         self._last = time.monotonic()
 
-    def lap(self, name: str) -> float:
-        """End the present part and call it `name`; returns its seconds, which add up where a name comes again."""
+    def lap(self, name: str) -> None:
+        """End the present part and call it `name`; seconds add up where a name comes again."""
         now = time.monotonic()
         self._timeline.add(LOOP, name, self._last, now)
-        self._last, elapsed = now, now - self._last
-        self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
-        return elapsed
+        self.seconds[name] = self.seconds.get(name, 0.0) + (now - self._last)
+        self._last = now
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ class Timeline:
         self._free.append((ended, row[1]))
         self.add(row, trajectory.id, begun, ended)
         seconds = sum(turn.step_seconds for turn in trajectory.turns) + sum(c.act_seconds for c in trajectory.calls())
-        at = (
-            begun if trajectory.failed else max(begun, ended - seconds)
-        )  # of a failed one the last call is not among its turns
+        # Of a failed one the last call is not among its turns.
+        at = begun if trajectory.failed else max(begun, ended - seconds)
         for call in trajectory.calls():
             acted = min(at + call.act_seconds, ended)
             self.add(row, "engine", at, acted)

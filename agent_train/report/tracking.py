@@ -98,15 +98,16 @@ class Tracker:
         self._append(measured.record())
         self.note(measured.line())
 
-    def train_step(self, metrics: StepMetrics) -> None:
+    def train_step(self, metrics: StepMetrics, played: Sequence[Trajectory] = ()) -> None:
+        """Record a step; `played` are its episodes, whose errors are shown."""
         self._write(metrics)
-        self._display.show_step(metrics)
+        self._display.show_step(metrics, *_last_errors(played))
 
     def evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> EvalMetrics:
         """Record the held-out episodes that were played with the weights of a step."""
         metrics = eval_metrics(step, trajectories)
         self._write(metrics)
-        self._display.show_eval(metrics)
+        self._display.show_eval(metrics, _last_errors(trajectories)[1])
         return metrics
 
     def finish(self, outcome: str = "finished") -> Summary:
@@ -129,3 +130,13 @@ class Tracker:
                 track(record)
             except Exception as error:  # a tracker that fails does not end the run
                 self.note(f"tracker {track!r}: {type(error).__name__}: {error}")
+
+
+def _last_errors(played: Sequence[Trajectory]) -> tuple[str, str]:
+    """Of the last episode that failed and of the last one that was run again, "" if there is none.
+
+    Not those that were told as episodes ended: a judge fails after that, and several rollouts may run at once.
+    """
+    failures = [trajectory.error or "" for trajectory in played if trajectory.failed]
+    again = [trajectory.metadata["errors"][-1] for trajectory in played if trajectory.metadata.get("errors")]
+    return next(reversed(failures), ""), next(reversed(again), "")

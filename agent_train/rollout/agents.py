@@ -91,7 +91,8 @@ class EngineBackend:
             text = self._renderer.text(call.messages, tools) if call.prompt is None else call.prompt
         except RendererError as error:
             raise Refused(400, str(error)) from error
-        before, ids = max((each for each in answers if text.startswith(each[0])), key=_length, default=("", []))
+        begun = [each for each in answers if text.startswith(each[0])]
+        before, ids = max(begun, key=lambda each: len(each[0]), default=("", []))
         return Rendered([*ids, *self._renderer.encode(text[len(before) :])], text)
 
     async def _completion(self, prompt: Rendered, sampling: Sampling, said: _Said) -> Completion:
@@ -110,10 +111,10 @@ class EngineBackend:
         return completion
 
     def _cut(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str | None]:
-        """The completion up to its first stop string, all of whose tokens stay, and that string."""
+        """The completion up to its first stop string, all of whose tokens stay, and that string; an empty one stops nothing."""
         ids, decode = completion.ids, self._renderer.decode
         text = decode(ids)
-        stop = min((stop for stop in stops if stop in text), key=text.index, default=None)
+        stop = min((stop for stop in stops if stop and stop in text), key=text.index, default=None)
         if stop is None:
             return completion, None
         count = bisect_left(range(len(ids)), True, key=lambda n: stop in decode(ids[:n]))
@@ -125,10 +126,6 @@ class EngineBackend:
             return self._renderer.parse(ids, sum(message["role"] == "assistant" for message in call.messages))
         said = ids[:-1] if ids[-1] in self._renderer.stop_token_ids else ids
         return assistant(self._renderer.decode(said))
-
-
-def _length(answer: tuple[str, list[int]]) -> int:
-    return len(answer[0])
 
 
 def _before(message: Message, stop: str) -> Message:

@@ -16,10 +16,6 @@ from agentgym.storage.jsonl import line_of
 
 def pick_tasks(size: int, first: int, count: int, seed: int) -> list[int]:
     """`count` tasks, from place `first`, of an endless sequence of epochs over `size` tasks, each in a new order."""
-    if size < 1:
-        raise ValueError("the task set is empty: there is nothing to train on")
-    if first < 0 or count < 1:
-        raise ValueError(f"the first place must be at least 0 and the count at least 1, not {first} and {count}")
     places = (divmod(place, size) for place in range(first, first + count))
     return [_order(size, derive_seed(seed, "epoch", epoch))[place] for epoch, place in places]
 

@@ -45,7 +45,7 @@ class Pools:
         self._waiting = {band: deque(waiting.get(band, ())) for band in BANDS}
         self._retired = deque(retired)  # the step from which each may be drawn, and the task
         self._rates = dict(rates)  # of each task that was played: the shares of successes in its last groups
-        self._sizes = Counter(map(self.band, order))
+        self._size = len(order)
 
     def band(self, task: int) -> str:
         """The band of a task, by the mean of the shares."""
@@ -81,18 +81,18 @@ class Pools:
         for task in reversed(left):
             self._waiting[self.band(task)].appendleft(task)
         for task, group in zip(played, groups, strict=True):
-            self._sizes[self.band(task)] -= 1
             outcomes = [trajectory.success for trajectory in group.trajectories if not trajectory.failed]
             if outcomes:
                 shares = [*self._rates.get(task, []), sum(outcomes) / len(outcomes)]
                 self._rates[task] = shares[-self._settings.groups :]
             band = self.band(task)
-            self._sizes[band] += 1
             if band in ("unsolved", "solved") and len(self._rates[task]) == self._settings.groups:
                 self._retired.append((step + self._settings.revisit, task))
             else:
                 self._waiting[band].append(task)
-        tasks = {band: self._sizes[band] for band in BANDS}
+        sizes = Counter(map(self.band, self._rates))
+        sizes["unseen"] = self._size - len(self._rates)
+        tasks = {band: sizes[band] for band in BANDS}
         return PoolMetrics(tasks, len(self._retired), {band: bands[band] / len(groups) for band in BANDS})
 
     def state(self) -> dict[str, Any]:

@@ -30,15 +30,6 @@ from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_
 OnEnd = Callable[[Trajectory], None]
 
 
-def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
-    """The number of trajectories, or of whole batches (`batch=1`), that may start now (AReaL, arXiv:2505.24298).
-
-    None is then more than `staleness` versions old when it is trained on, if batches take them in the order of their start.
-    `batch` of them are one step; `accepted` have finished since the run began, and `running` are in flight.
-    """
-    return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
-
-
 def episode_key(seed: int | None) -> str:
     """The name of an episode, by its seed, in the engine and the journal."""
     return "" if seed is None else f"{seed:x}"
@@ -179,9 +170,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self.places = Places(self.concurrency)
-        if (
-            self.memory is not None and self.memory.name == "summary"
-        ):  # refuses one without room before anything is played
+        if self.memory is not None and self.memory.name == "summary":
+            # Refuses one without room before anything is played.
             SummaryMemory(self.memory, self.renderer, self.engine.max_model_len, self.sampling.max_tokens)
 
     async def collect(

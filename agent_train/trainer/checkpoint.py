@@ -101,12 +101,12 @@ class Checkpoints:
             await asyncio.wait([self._writing])
 
     async def save(
-        self, progress: Progress, learners: Mapping[str, Learner], tasks: Mapping[str, Any] | None = None
+        self, progress: Progress, learners: Sequence[Learner], tasks: Mapping[str, Any] | None = None
     ) -> None:
         """Begin to save a step: returns when the ranks have copied their state. The save before is waited for first.
 
-        `learners` are by their names. Each is written as a Hugging Face folder too, the first as the checkpoint itself. `tasks` is
-        the state of the run's `Draws`.
+        Each learner is written as a Hugging Face folder too, the first as the checkpoint itself. `tasks` is the state of the run's
+        `Draws`.
         """
         await self.settle()
         step = progress.step
@@ -121,9 +121,9 @@ class Checkpoints:
         except OSError as error:
             await self._give_up(step, folder, str(error))
             return
-        for number, (name, learner) in enumerate(learners.items()):
-            await learner.save_state(folder / "state" / name, folder / (name if number else _EXPORT))
-        self._writing = asyncio.create_task(self._write(step, folder, list(learners.values())))
+        for number, learner in enumerate(learners):
+            await learner.save_state(folder / "state" / learner.name, folder / (learner.name if number else _EXPORT))
+        self._writing = asyncio.create_task(self._write(step, folder, learners))
 
     async def settle(self) -> None:
         """Wait until the save that was begun last is whole, or has failed and was told."""

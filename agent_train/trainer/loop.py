@@ -50,7 +50,7 @@ class TrainerContext:
         return self.learners
 
     async def save(self, progress: Progress) -> None:
-        await self.checkpoints.save(progress, {learner.name: learner for learner in self.learners})
+        await self.checkpoints.save(progress, self.learners)
 
 
 async def train(context: TrainerContext) -> None:

@@ -124,10 +124,11 @@ class RlContext(TrainerContext):
             return checksum
 
         progress, metrics = await train_on(self.config, self.models, progress, rollout, clock, self.changing, send)
-        write_jsonl(self.folder.episodes("train", progress.step), _trajectories(groups))
+        played = _trajectories(groups)
+        write_jsonl(self.folder.episodes("train", progress.step), played)
         if greedy:
             write_jsonl(self.folder.episodes("greedy", progress.step), greedy)
-        self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()))
+        self.tracker.train_step(replace(metrics, pools=pools, **journal.counts()), played)
         return progress
 
     def watched(self) -> list[Watched]:
@@ -135,8 +136,7 @@ class RlContext(TrainerContext):
         return [*roles, *self.models.own.values(), *self.policies, *([] if self.past is None else [self.past])]
 
     async def save(self, progress: Progress) -> None:
-        learners = {learner.name: learner for learner in self.learners}
-        await self.checkpoints.save(progress, learners, self.draws.state())
+        await self.checkpoints.save(progress, self.learners, self.draws.state())
 
     async def measure(self, step: int) -> None:
         """Play the held-out tasks with the present weights."""

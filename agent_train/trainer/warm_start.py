@@ -132,8 +132,6 @@ async def warm_start(
 
     `on_step` is called after each step with its number, the number of all, the loss and the tokens.
     """
-    if not samples:
-        raise ValueError("a warm start needs samples")
     steps = step_count(len(samples), config.batch_rows, config.epochs)
     for step in range(1, steps + 1):
         batch = batch_of_step(samples, config.batch_rows, seed, step, "sft")

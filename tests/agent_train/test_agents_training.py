@@ -179,6 +179,16 @@ def test_a_stop_string_keeps_the_ids_up_to_its_end(model_dir, tmp_path):
     asyncio.run(play())
 
 
+def test_an_empty_stop_string_stops_nothing(model_dir, tmp_path):
+    async def play():
+        async with asking(model_dir, tmp_path) as (client, episode, log, _):
+            await ask(client, [user("up?")], stop="")
+            await client.completions.create(model="policy", prompt=log[0][0], stop=[""])
+            assert [call.tokens().completion_ids for call in calls_in(episode)] == [ids for _, ids, _ in log]
+
+    asyncio.run(play())
+
+
 def test_a_prompt_without_room_is_refused_in_words_that_agents_know(model_dir, tmp_path):
     async def play():
         async with asking(model_dir, tmp_path) as (client, episode, *_):

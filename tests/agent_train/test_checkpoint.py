@@ -27,8 +27,8 @@ from agent_train.trainer.run_folder import RunFolder
 class Learner:
     """Stands in for the ranks of a role: writes what it is told to, when it is told to, or says that it could not."""
 
-    def __init__(self, weights: str = "w", said: str = ""):
-        self.weights, self.said = weights, said
+    def __init__(self, weights: str = "w", said: str = "", name: str = "policy"):
+        self.weights, self.said, self.name = weights, said, name
         self.go_on = asyncio.Event()
         self.go_on.set()
 
@@ -210,10 +210,10 @@ def test_training_goes_on_while_the_files_are_written_and_saves_never_overlap(ru
         slow = Learner()
         slow.go_on.clear()
         async with Checkpoints(run, 3, 60, notes.append, lambda: 7.5) as checkpoints:
-            await checkpoints.save(Progress(1), {"policy": slow})
+            await checkpoints.save(Progress(1), [slow])
             run.metrics.write_text('{"kind": "train"}\n{"kind": "train"}\n')
             assert run.latest_checkpoint() is None
-            second = asyncio.create_task(checkpoints.save(Progress(2), {"policy": Learner("second")}))
+            second = asyncio.create_task(checkpoints.save(Progress(2), [Learner("second")]))
             await asyncio.sleep(0.05)
             assert not second.done()
             slow.go_on.set()
@@ -234,11 +234,11 @@ def test_a_save_that_fails_is_told_and_leaves_what_was_there(run):
     async def story() -> list[str]:
         notes = []
         async with Checkpoints(run, 1, 60, notes.append) as checkpoints:
-            await checkpoints.save(Progress(6), {"policy": Learner(), "critic": Learner(said="rank 1: no space left")})
+            await checkpoints.save(Progress(6), [Learner(), Learner(said="rank 1: no space left", name="critic")])
             await checkpoints.settle()
             with pytest.raises(CheckpointError, match="step 6 was not saved"):
                 await checkpoints.finish()
-            await checkpoints.save(Progress(7), {"policy": Learner()})
+            await checkpoints.save(Progress(7), [Learner()])
             await checkpoints.finish()
         return notes
 
@@ -253,11 +253,11 @@ def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_th
         late = Learner()
         late.go_on.clear()
         async with Checkpoints(run, 1, 0.05, notes.append) as checkpoints:
-            await checkpoints.save(Progress(1), {"policy": late})
+            await checkpoints.save(Progress(1), [late])
             await checkpoints.settle()
             shutil.rmtree(run.checkpoints)
             run.checkpoints.write_text("a file")
-            await checkpoints.save(Progress(2), {"policy": Learner()})
+            await checkpoints.save(Progress(2), [Learner()])
         return notes
 
     late, file = asyncio.run(story())
@@ -277,7 +277,7 @@ def test_a_learner_that_has_ended_has_saved_nothing():
 def test_leaving_waits_a_moment_for_the_last_one(run):
     async def story() -> None:
         async with Checkpoints(run, 1, 60, print) as checkpoints:
-            await checkpoints.save(Progress(1), {"policy": Learner()})
+            await checkpoints.save(Progress(1), [Learner()])
 
     asyncio.run(story())
     assert newest_whole(run)[0].step == 1

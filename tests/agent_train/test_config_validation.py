@@ -277,6 +277,14 @@ def test_more_workers_or_servers_than_gpus(tmp_path, monkeypatch):
     assert any(p.startswith("engine.replicas=2") for p in problems(tmp_path, "engine.name=vllm", "engine.replicas=2"))
 
 
+def test_a_run_in_a_cluster_may_have_more_workers_than_this_machine_has_gpus(tmp_path, monkeypatch):
+    """A double stands for a machine with eight GPUs, where a cluster runs that Ray finds."""
+    monkeypatch.setattr(validation, "visible_gpus", lambda: 8)
+    assert "this machine shows 8 GPUs" in problems(tmp_path, "learner.workers=12")[0]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    validate(settings(tmp_path, "learner.workers=12"))
+
+
 @pytest.mark.parametrize(
     ("override", "cause"),
     [

@@ -80,12 +80,6 @@ def test_the_order_of_tasks_follows_from_place_and_seed_alone():
     assert pick_tasks(50, 500, 50, 0) != pick_tasks(50, 550, 50, 0)
 
 
-@pytest.mark.parametrize(("size", "first", "count"), [(0, 0, 1), (1, -1, 1), (1, 0, 0)])
-def test_steps_without_tasks_are_refused(size, first, count):
-    with pytest.raises(ValueError, match=r"empty|at least"):
-        pick_tasks(size, first, count, 0)
-
-
 @quickly
 @given(st.integers(1, 12), st.integers(1, 7), st.integers(0, 3), st.integers(0, 4))
 def test_without_pools_each_step_plays_the_next_tasks_of_the_sequence_at_any_staleness(size, wanted, seed, staleness):

@@ -225,11 +225,6 @@ def test_the_rate_falls_linearly_and_progress_is_told_after_each_step(worker):
     assert last.loss < told[0][2]
 
 
-def test_a_warm_start_without_samples_is_refused(worker):
-    with pytest.raises(ValueError, match="warm start"):
-        asyncio.run(warm_start(Watched(worker), [], SftConfig()))
-
-
 def test_random_actions_come_from_the_environment():
     env = Corridor()
     assert {env.random_action(random.Random(n)) for n in range(20)} == {"left", "right"}

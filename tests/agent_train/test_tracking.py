@@ -28,13 +28,13 @@ def tracker(run: RunFolder, steps: int = 3, *, terminal: bool = False, width: in
     return Tracker(run, steps, Console(file=screen, force_terminal=terminal, width=width)), screen
 
 
-def test_laps_of_a_clock_add_up():
+def test_laps_of_a_clock_add_up(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("agent_train.report.metrics.time.monotonic", lambda: now[0])
     watch = Clock()
-    first = watch.lap("rollout")
-    second = watch.lap("learn")
-    third = watch.lap("rollout")
-    assert watch.seconds == {"rollout": pytest.approx(first + third), "learn": second}
-    assert min(first, second, third) >= 0
+    for now[0], part in ((11.0, "rollout"), (13.0, "learn"), (17.0, "rollout")):
+        watch.lap(part)
+    assert watch.seconds == {"rollout": 1.0 + 4.0, "learn": 2.0}
 
 
 def test_a_step_in_numbers():
@@ -175,12 +175,27 @@ def test_a_failed_episode_is_told_with_its_error(run):
     failed = episode("a", 1, error="Traceback\nRuntimeError: no such [table]")
     for one in (episode("a"), failed):
         track.episode_ended(one)
-    track.train_step(step_metrics(1, [Group("a", [episode("a"), failed])], clock(), 0, **learned()))
+    played = [episode("a"), failed]
+    track.train_step(step_metrics(1, [Group("a", played)], clock(), 0, **learned()), played)
     track.close()
     assert (
         "step 1: 1 of 2 episodes failed and were left out; the last error: RuntimeError: no such [table]"
         in screen.getvalue()
     )
+
+
+def test_a_step_tells_the_error_of_its_own_episodes_also_if_they_failed_after_they_had_ended(run):
+    """As those of a group do that its judge could not judge. Meanwhile an episode of another step fails."""
+    track, screen = tracker(run)
+    played = [episode("a", 0), episode("a", 1)]
+    for one in (*played, episode("b", error="no such table")):
+        track.episode_ended(one)
+    for one in played:
+        one.end, one.error = "error", "judge of 2 candidates: no readable verdict"
+    track.train_step(step_metrics(1, [Group("a", played)], clock(), 0, **learned()), played)
+    track.close()
+    told = "2 of 2 episodes failed and were left out; the last error: judge of 2 candidates: no readable verdict"
+    assert f"step 1: {told}" in screen.getvalue()
 
 
 def test_an_episode_that_was_run_again_is_counted_and_told(run):
@@ -190,7 +205,7 @@ def test_an_episode_that_was_run_again_is_counted_and_told(run):
     for one in (episode("a"), again):
         track.episode_ended(one)
     step = step_metrics(1, [Group("a", [episode("a"), again])], clock(), 0, **learned())
-    track.train_step(step)
+    track.train_step(step, [episode("a"), again])
     track.episode_ended(again)
     track.evaluation(1, [again])
     track.close()

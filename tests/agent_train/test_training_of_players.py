@@ -212,6 +212,10 @@ def test_a_player_that_an_agent_plays_has_no_tokens_and_is_not_trained(tmp_path)
     assert len(with_advantages(AdvantageInputs(settings, kept, samples), samples)) == len(samples)
 
 
+def test_a_player_may_be_the_agent_whose_name_is_null():
+    assert compose(["+env=tic_tac_toe_self", "env.players.O=null"]).env.players == {"O": "null"}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -219,6 +223,7 @@ def test_a_player_that_an_agent_plays_has_no_tokens_and_is_not_trained(tmp_path)
         (["env.players.O=nowhere.at_all:f"], "env.players.O=nowhere.at_all:f: "),
         (["env.players.O=perfect"], "env.players.O=perfect: write expert, random, null, past, own, NAME@URL"),
         (["env.players.O=model@nowhere"], "env.players.O=model@nowhere: "),
+        (["env=frozen_lake", "env.players.O=expert"], "env.players.O=expert: frozen_lake has one agent, not players"),
     ],
 )
 def test_agents_and_players_that_are_none_are_refused(words, told):
