@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from agent_train.rollout.sampler import admit
 from agentgym.core.trajectory import Group, Trajectory
 
 T = TypeVar("T")
@@ -24,8 +25,8 @@ class Rollouts(Generic[T]):
     """The rollouts of steps 0, 1, ... `steps` - 1, whole, and taken in that order whatever ends first.
 
     That of step n begins when the engine serves version n - `staleness` or a newer one, and is trained on at version n: no
-    token is older than `staleness` versions, and nothing is thrown away. AReaL's bound (arXiv 2505.24298), which counts
-    trajectories, would begin none of them earlier or later. `play(n)` makes the rollout, and is called when it begins.
+    token is older than `staleness` versions, and nothing is thrown away. Counted by trajectories, `admit` would begin none of them
+    earlier or later. `play(n)` makes the rollout, and is called when it begins.
     """
 
     def __init__(self, play: Callable[[int], Coroutine[Any, Any, T]], staleness: int, steps: int):
@@ -33,12 +34,13 @@ class Rollouts(Generic[T]):
         self._staleness = staleness
         self._steps = steps
         self._running: dict[int, asyncio.Task[T]] = {}  # and the one that was taken last
-        self._begun = 0  # steps whose rollouts have begun in this or an earlier start of the run
+        self._begun: int | None = None  # steps whose rollouts have begun in this or an earlier start of the run
 
     def begin(self, version: int) -> None:
         """Begin all that the engine's present version may play."""
-        begun = max(self._begun, version)
-        self._begun = max(begun, min(version + self._staleness + 1, self._steps))
+        begun = version if self._begun is None else self._begun
+        bound = {"batch": 1, "version": version, "staleness": self._staleness}
+        self._begun = begun + admit(**bound, accepted=begun, running=0, max_concurrent=max(0, self._steps - begun))
         for step in range(begun, self._begun):
             self._running[step] = asyncio.create_task(self._play(step), name=f"rollout of step {step + 1}")
 

@@ -30,6 +30,15 @@ from agentgym.rollout.episode import Episode, Limits, Rollout, run_episode, run_
 OnEnd = Callable[[Trajectory], None]
 
 
+def admit(*, batch: int, version: int, staleness: int, accepted: int, running: int, max_concurrent: int) -> int:
+    """The number of trajectories, or of whole batches (`batch=1`), that may start now (AReaL, arXiv:2505.24298).
+
+    None is then more than `staleness` versions old when it is trained on, if batches take them in the order of their start.
+    `batch` of them are one step; `accepted` have finished since the run began, and `running` are in flight.
+    """
+    return max(0, min(max_concurrent - running, (staleness + version + 1) * batch - (accepted + running)))
+
+
 def episode_key(seed: int | None) -> str:
     """The name of an episode, by its seed, in the engine and the journal."""
     return "" if seed is None else f"{seed:x}"

@@ -17,6 +17,7 @@ from agent_train.config.schema import Config, PoolsConfig
 from agent_train.rollout.ahead import Rollouts
 from agent_train.rollout.draws import Draws, pick_tasks
 from agent_train.rollout.journal import Journal
+from agent_train.rollout.sampler import admit
 from agent_train.trainer.rl import left_by, play
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.tasks import Task, TaskSet
@@ -81,7 +82,17 @@ def test_no_token_is_staler_than_the_bound_and_every_task_is_trained_once(stalen
     assert places == list(range(begin * PER_STEP, steps * PER_STEP))
     for step, episodes in taken.items():
         assert all(step - staleness <= version <= step for _, versions in episodes for version in versions)
-        assert run.begun[step] == max(begin, step - staleness), "whole, and as soon as it may"
+        first, last = (admitted_at(place, begin, staleness) for place in (step * PER_STEP, (step + 1) * PER_STEP - 1))
+        assert run.begun[step] == first == last == max(begin, step - staleness), "whole, and as soon as it may"
+
+
+def admitted_at(trajectory, begin, staleness):
+    """The version at which AReaL's formula, which counts single trajectories, lets this one start in a run from `begin` on."""
+    done, version = begin * PER_STEP, begin
+    given = {"batch": PER_STEP, "staleness": staleness, "accepted": done, "max_concurrent": 10**6}
+    while not admit(**given, version=version, running=trajectory - done):
+        version += 1
+    return version
 
 
 def test_learning_and_rollouts_share_the_time_as_soon_as_one_may_be_ahead():

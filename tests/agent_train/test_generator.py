@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_train.config.schema import Config, EngineConfig, TinyConfig
@@ -17,7 +19,7 @@ from agent_train.engine.base import Completion, Engine, EngineError, EngineLostE
 from agent_train.engine.embedded import EmbeddedEngine
 from agent_train.learner.tiny import build_tiny, texts_of_env
 from agent_train.rollout.renderer import Renderer
-from agent_train.rollout.sampler import Sampler, TokenPolicy
+from agent_train.rollout.sampler import Sampler, TokenPolicy, admit
 from agent_train.trainer.rl import sampler_of
 from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
@@ -239,6 +241,31 @@ def test_a_policy_reports_exact_tokens(folder, renderer, engine):
     assert reply.tokens.logprobs[0] == pytest.approx(
         logits_V.log_softmax(-1)[reply.tokens.completion_ids[0]].item(), abs=1e-4
     )
+
+
+@given(data=st.data(), batch=st.integers(1, 6), staleness=st.integers(0, 3), most=st.integers(1, 16))
+def test_admission_keeps_the_staleness_bound_and_uses_it_fully(data, batch, staleness, most):
+    """Whatever ends first: a batch in starting order at version v was begun at v - staleness or later, and none starves."""
+    begun: list[int] = []
+    running: set[int] = set()
+    for version in range(6):
+        due = range(version * batch, (version + 1) * batch)
+        while not all(i < len(begun) and i not in running for i in due):
+            accepted = len(begun) - len(running)
+            new = admit(
+                batch=batch,
+                version=version,
+                staleness=staleness,
+                accepted=accepted,
+                running=len(running),
+                max_concurrent=most,
+            )
+            running |= set(range(len(begun), len(begun) + new))
+            begun += [version] * new
+            assert len(running) == most or len(begun) == (staleness + version + 1) * batch
+            assert running, "nothing runs and the batch is not whole: the run would hang"
+            running.remove(data.draw(st.sampled_from(sorted(running))))
+        assert all(version - begun[i] <= staleness for i in due)
 
 
 class Faulty(Engine):
