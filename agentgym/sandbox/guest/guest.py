@@ -12,6 +12,7 @@ on real-time processor time, which no program here can use. It tells what to kil
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -27,8 +28,8 @@ from agentgym.sandbox.guest.guest_archives import Unpacking, packed
 from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty, restore
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
-    FIRST_TAG,
     IGNORED,
+    TAGS,
     TWO_USERS,
     AsProgram,
     Process,
@@ -70,7 +71,7 @@ class Guest:
         self.received = bytearray()
         self.mains: dict[int, Process] = {}  # by process id, those that a caller waits for
         self.sessions: dict[int, Process] = {}  # by tag
-        self.tag = FIRST_TAG
+        self.tags = itertools.cycle(TAGS)
         self.limit = 1 << 16
         self.idle_timeout = 3600.0
         self.env: dict[str, str] = {}
@@ -258,14 +259,14 @@ class Guest:
         self.report(process, began, timed_out)
 
     def do_open(self, _: bytes, argv: list[str], env: dict[str, str], form: str) -> None:
-        self.tag += 1
+        tag = next(tag for tag in self.tags if tag not in self.sessions)
         try:
-            self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
+            self.sessions[tag] = self.start(argv, env, ".", b"", form, tag)
         except OSError as error:
             if error.errno not in NO_PROCESS:
                 raise
             raise Spoiled(error.strerror) from error
-        self.answer({"session": self.tag})
+        self.answer({"session": tag})
 
     def do_step(self, request: bytes, session: int, timeout: float) -> None:
         began = time.monotonic()

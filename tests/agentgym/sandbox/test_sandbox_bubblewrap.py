@@ -287,6 +287,38 @@ class TestWithoutRights:
         assert told["score"] == "Permission denied\n"
         assert "not root: programs are one user with the guest" in result.stderr
 
+    def test_sessions_where_a_container_has_but_65536_ids(self):
+        """As engines without root give a container: then groups have no larger numbers."""
+        done = subprocess.run([sys.executable, "-c", FEW_IDS], capture_output=True, text=True, timeout=120, check=False)
+        if "cannot be made" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.stdout == "1\n2\nleft: 0\n", done.stderr
+
+
+# Root in a user namespace, whose ids another process must write down.
+FEW_IDS = """
+import ctypes, os, sys
+ours, theirs = os.pipe()
+writer = os.fork()
+if not writer:
+    os.read(ours, 1)
+    for kind in "uid_map", "gid_map":
+        with open(f"/proc/{os.getppid()}/{kind}", "w") as file: file.write("0 0 65536")
+    os._exit(0)
+if ctypes.CDLL(None).unshare(0x10000000): sys.exit("a user namespace cannot be made")
+os.write(theirs, b"x")
+os.waitpid(writer, 0)
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+box = open_bubblewrap(SandboxSpec(), "tests")
+python, shell = box.session("python"), box.session("shell")
+print(python.run("1").stdout, end="")
+shell.run("sleep 300 &")
+shell.close()
+print(python.run("2").stdout, end="")
+print("left:", box.exec("cat /proc/[0-9]*/comm").stdout.count("sleep"))
+box.close()
+"""
 
 NOT_ROOT = r'''
 import json, logging, time
