@@ -11,10 +11,12 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from agentgym.core.agent_failure import blame
 
 PIECE = 1 << 18  # bytes of a file at a time
 NEWEST = 1 << 33  # the largest time, in seconds since 1970
@@ -31,10 +33,20 @@ class _Entry:
     source: tarfile.TarInfo | None
 
 
+@contextmanager
+def host_files() -> Iterator[None]:
+    """For reading files of this machine: no program of an agent can have caused what fails."""
+    try:
+        yield
+    except OSError as error:
+        blame(error, lambda: None)
+        raise
+
+
 def entries_of(data: bytes | str | os.PathLike[str], limit: int) -> Iterator[bytes]:
     """A tar archive's entries. ValueError, before the first, for what `Sandbox.put_archive` refuses."""
     what = "the archive" if isinstance(data, bytes) else os.fspath(data)
-    with ExitStack() as stack:
+    with host_files(), ExitStack() as stack:
         file: IO[bytes] = io.BytesIO(data) if isinstance(data, bytes) else Path(data).open("rb")  # noqa: SIM115 - below
         stack.enter_context(file)
         try:
