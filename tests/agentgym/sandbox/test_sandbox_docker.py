@@ -191,7 +191,7 @@ class TestContainer:
     def test_an_image_without_python_is_an_error_that_says_so(self, tmp_path):
         (tmp_path / "root").mkdir()
         (tmp_path / "root" / "only").write_text("a file")
-        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
+        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "packages")
         try:
             with pytest.raises(SandboxError, match="has no python3, which sandboxes require"):
                 open_docker(SandboxSpec(image="agentgym-test/bare:1"), RUN)
