@@ -337,35 +337,28 @@ class Guest:
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
         if not part:
             self.drop_upload()
-            self.upload = Upload(self.place(path))
-        if not isinstance(self.upload, Upload):
-            raise ValueError("a part of a file whose first part was rejected")
-        going_on = False
-        try:
-            self.upload.add(data)
-            if last:
-                self.upload.finish(mode)
-            going_on = not last
-        finally:
-            if not going_on:
-                self.drop_upload()
-        self.answer({})
+            self.upload = Upload(self.place(path), mode)
+        self.take_part(Upload, data, last)
 
     def do_unpack(self, data: bytes, path: str, part: int, last: bool) -> None:
         if not part:
             self.drop_upload()
             self.upload = Unpacking(self.place(path, whole=True))
-        if not isinstance(self.upload, Unpacking):
-            raise ValueError("a part of an archive whose first part was rejected")
-        going_on = False
+        self.take_part(Unpacking, data, last)
+
+    def take_part(self, kind: type[Upload | Unpacking], data: bytes, last: bool) -> None:
+        if not isinstance(self.upload, kind):
+            what = "a file" if kind is Upload else "an archive"
+            raise ValueError(f"a part of {what} whose first part was rejected")
         try:
             self.upload.add(data)
             if last:
                 self.upload.finish()
-            going_on = not last
-        finally:
-            if not going_on:
-                self.drop_upload()
+        except BaseException:
+            self.drop_upload()
+            raise
+        if last:
+            self.drop_upload()
         self.answer({})
 
     def do_pack(self, _: bytes, path: str, limit: int) -> None:
