@@ -370,12 +370,13 @@ def _work(place: Path) -> Iterator[Path]:
 
 
 def _publish(root: Path, what: Recipe, way: str) -> None:
-    if what.base is None and not any(
-        os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")
-    ):
+    def has(program: str) -> bool:
+        return any(os.path.lexists(root / folder / program) for folder in ("usr/bin", "usr/local/bin"))
+
+    if what.base is None and not has("python3"):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
     python = "python" + ".".join(interpreters.wanted(what.folder).split(".")[:2])
-    if python != "python" and not any(os.path.lexists(root / f / python) for f in ("usr/bin", "usr/local/bin")):
+    if python != "python" and not has(python):
         raise SandboxError(f"the image has no {python}, which {interpreters.FILE} asks for: add it in the Dockerfile")
     if found := next(project_files(str(root)), None):
         which = f"/{Path(found).relative_to(root)}, where programs would see hidden tests"
