@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 from engine_proxy import EngineProxy
+from waiting import until
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe, prepare
 from agentgym.sandbox.backends import docker, engine
@@ -45,13 +46,6 @@ def backend(request):
 
 def of_this_run():
     return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
-
-
-def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.05)
 
 
 def run_python(code, **more):

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 import agentgym
 from agentgym.processes import cgroups
@@ -160,7 +161,7 @@ box.exec("while :; do :; done", timeout=1000)
         assert (before.run, before.alive, before.pid, before.backend) == ("doomed", True, host.pid, "bubblewrap")
         host.kill()
         host.wait()
-        wait_until(lambda: not any("12345" in line for line in command_lines()))
+        until(lambda: not any("12345" in line for line in command_lines()))
         (after,) = [found for found in bubblewrap_sandboxes() if found.id == id]
         assert not after.alive
         remove(after.id)
@@ -400,7 +401,7 @@ class TestControlGroups:
         try:
             command = 'for g in $0; do echo $$ > "$g/cgroup.procs"; done; exec sleep 300'
             process = subprocess.Popen(["sh", "-c", command, " ".join(map(str, group.folders))])
-            wait_until(lambda: group.processes() == [process.pid])
+            until(lambda: group.processes() == [process.pid])
             assert cgroups.remove(group)
             assert process.wait(60) == -signal.SIGKILL
             assert not any(folder.exists() for folder in group.every)
@@ -452,10 +453,3 @@ def command_lines():
             yield file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-
-
-def wait_until(holds, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it has not come about in time"
-        time.sleep(0.02)

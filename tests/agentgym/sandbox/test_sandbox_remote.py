@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hostile_programs import PROGRAMS
 from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
+from waiting import until
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
 from agentgym.sandbox.api import SandboxesInUse
@@ -86,13 +87,6 @@ def proxy(server):
 
 def of_this_run():
     return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
-
-
-def until(true, what):
-    end = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < end, f"{what} did not come to pass"
-        time.sleep(0.05)
 
 
 class TestChoosing:
