@@ -133,17 +133,14 @@ def _source(
 
 
 def _entry_of(member: tarfile.TarInfo, name: str, source: tarfile.TarInfo | None) -> _Entry:
-    kind = "folder" if member.isdir() else "link" if source is None else "file"
-    more: dict[str, Any] = (
-        {} if member.isdir() else {"to": member.linkname} if source is None else {"size": source.size}
-    )
     seconds = int(min(max(member.mtime, 0), NEWEST))
-    return _Entry(name, _head(name, kind, (source or member).mode, seconds, more), source)
-
-
-def _head(name: str, kind: str, mode: int, seconds: int, more: Mapping[str, object]) -> bytes:
-    text = json.dumps({"name": name, "kind": kind, "mode": mode, "time": seconds, **more}).encode()
-    return len(text).to_bytes(4, "big") + text
+    head = {"name": name, "kind": "folder", "mode": (source or member).mode, "time": seconds}
+    if source is not None:
+        head |= {"kind": "file", "size": source.size}
+    elif not member.isdir():
+        head |= {"kind": "link", "to": member.linkname}
+    text = json.dumps(head).encode()
+    return _Entry(name, len(text).to_bytes(4, "big") + text, source)
 
 
 def tar_of(stream: bytes) -> bytes:

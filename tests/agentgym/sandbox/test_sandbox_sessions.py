@@ -177,12 +177,6 @@ class TestPython:
         sandbox.write("mine.py", "value = 42")
         assert python.run("import mine; mine.value").stdout == "42\n"
 
-    def test_one_that_forges_replies_cheats_itself_only(self, sandbox, python):
-        code = "import os\nfor fd in range(3, 60):\n  try: os.write(fd, b'\\0\\0\\0\\x010' * 3)\n  except OSError: pass\n1 / 0"
-        python.run(code)
-        assert sandbox.exec("echo honest").stdout == "honest\n"
-        assert sandbox.session().run("1 / 0").exit_code == 1
-
 
 class TestShell:
     def test_folder_variables_and_functions_are_kept(self, shell):
