@@ -53,7 +53,9 @@ def entries_of(data: bytes | str | os.PathLike[str], limit: int) -> Iterator[byt
             plain = stack.enter_context(_plain(file, limit))
             archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r:"))
             entries = _checked(archive, limit)
-        except (tarfile.TarError, ValueError) as error:
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of a disk; gzip's and bzip2's have no number
+                raise
             raise ValueError(f"{what} cannot be unpacked: {error}") from error
         for entry in entries:
             yield entry.head
@@ -71,23 +73,12 @@ def _plain(file: IO[bytes], limit: int) -> IO[bytes]:
         return file
     plain: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with opener(file) as unpacked:
-        while piece := _unpacked(unpacked):
+        while piece := unpacked.read(PIECE):
             plain.write(piece)
             if plain.tell() > limit:
                 raise ValueError(f"over the limit of {limit} bytes without compression")
     plain.seek(0)
     return plain
-
-
-def _unpacked(file: IO[bytes]) -> bytes:
-    try:
-        return file.read(PIECE)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # of the disk; what is no gzip or bzip2 has no number
-            raise
-        raise ValueError(str(error)) from error
 
 
 def _checked(archive: tarfile.TarFile, limit: int) -> list[_Entry]:
