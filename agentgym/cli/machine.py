@@ -157,16 +157,16 @@ def _tell_unasked(unasked: Mapping[str, str]) -> None:
 
 
 def _build_instances(args: argparse.Namespace) -> int:
-    from agentgym.sandbox.images.instances import build_instances
+    from agentgym.sandbox.images.instances import builder_of
 
     if len(args.names) != 1 or args.how != "auto":
         raise UsageError(
             "--instances needs the name of one builder, and no --how: agentgym sandbox build swe --instances FILE"
         )
     say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
-    options = {"docker": args.docker, "force": args.force, "rootfs": args.bubblewrap, "jobs": args.jobs}
+    options = args.only, args.docker, args.force, args.bubblewrap, args.jobs
     try:
-        results = build_instances(args.names[0], args.instances, args.only, **options, say=say)
+        results = builder_of(args.names[0])(args.instances, *options, say)
     except (ValueError, OSError, ImportError) as error:
         raise UsageError(str(error)) from error
     failed = [result for result in results if result.error]

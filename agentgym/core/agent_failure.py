@@ -25,8 +25,8 @@ class AgentFailure(Exception):
 
 
 def blame(error: BaseException, ask: Blame) -> None:
-    """Mark an error. `ask` returns the cause if the agent's programs can have caused the error, else None; it may take seconds."""
-    error.__dict__["blame"] = ask
+    """Mark an error, unless it is marked. `ask` returns the cause if the agent's programs can have caused it, else None; it may take seconds."""
+    error.__dict__.setdefault("blame", ask)
 
 
 def cause_of(error: BaseException) -> str | None:

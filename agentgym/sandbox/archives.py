@@ -11,10 +11,12 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from agentgym.core.agent_failure import blame
 
 PIECE = 1 << 18  # bytes of a file at a time
 NEWEST = 1 << 33  # the largest time, in seconds since 1970
@@ -31,17 +33,29 @@ class _Entry:
     source: tarfile.TarInfo | None
 
 
+@contextmanager
+def host_files() -> Iterator[None]:
+    """For reading files of this machine: no program of an agent can have caused what fails."""
+    try:
+        yield
+    except OSError as error:
+        blame(error, lambda: None)
+        raise
+
+
 def entries_of(data: bytes | str | os.PathLike[str], limit: int) -> Iterator[bytes]:
     """A tar archive's entries. ValueError, before the first, for what `Sandbox.put_archive` refuses."""
     what = "the archive" if isinstance(data, bytes) else os.fspath(data)
-    with ExitStack() as stack:
+    with host_files(), ExitStack() as stack:
         file: IO[bytes] = io.BytesIO(data) if isinstance(data, bytes) else Path(data).open("rb")  # noqa: SIM115 - below
         stack.enter_context(file)
         try:
             plain = stack.enter_context(_plain(file, limit))
             archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r:"))
             entries = _checked(archive, limit)
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError) as error:
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of a disk; gzip's and bzip2's have no number
+                raise
             raise ValueError(f"{what} cannot be unpacked: {error}") from error
         for entry in entries:
             yield entry.head
@@ -110,17 +124,14 @@ def _source(
 
 
 def _entry_of(member: tarfile.TarInfo, name: str, source: tarfile.TarInfo | None) -> _Entry:
-    kind = "folder" if member.isdir() else "link" if source is None else "file"
-    more: dict[str, Any] = (
-        {} if member.isdir() else {"to": member.linkname} if source is None else {"size": source.size}
-    )
     seconds = int(min(max(member.mtime, 0), NEWEST))
-    return _Entry(name, _head(name, kind, (source or member).mode, seconds, more), source)
-
-
-def _head(name: str, kind: str, mode: int, seconds: int, more: Mapping[str, object]) -> bytes:
-    text = json.dumps({"name": name, "kind": kind, "mode": mode, "time": seconds, **more}).encode()
-    return len(text).to_bytes(4, "big") + text
+    head = {"name": name, "kind": "folder", "mode": (source or member).mode, "time": seconds}
+    if source is not None:
+        head |= {"kind": "file", "size": source.size}
+    elif not member.isdir():
+        head |= {"kind": "link", "to": member.linkname}
+    text = json.dumps(head).encode()
+    return _Entry(name, len(text).to_bytes(4, "big") + text, source)
 
 
 def tar_of(stream: bytes) -> bytes:

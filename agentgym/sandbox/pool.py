@@ -35,10 +35,9 @@ class Room:
     disk: float = 0
 
     def plus(self, other: "Room", times: int = 1) -> "Room":
-        each = ((mine, vars(other)[name]) for name, mine in vars(self).items())
-        return Room(
-            *(mine + times * theirs if times else mine for mine, theirs in each)
-        )  # none of infinity is no number
+        if not times:  # none of infinity is no number
+            return self
+        return Room(*(mine + times * vars(other)[name] for name, mine in vars(self).items()))
 
     def lacks(self, needed: "Room") -> str:
         """What is needed and not there, in words; "" if all is."""

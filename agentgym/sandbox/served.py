@@ -11,7 +11,7 @@ from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, SandboxError, SandboxSpec
 from agentgym.sandbox.backends import select as backends
-from agentgym.sandbox.guest.guest_sandbox import GuestRpc, GuestSandbox
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
 
 with contextlib.suppress(ImportError):  # here, so that workers share it
@@ -86,12 +86,6 @@ class ServedSandbox:
         name = "".join(letter for letter in run if letter.isprintable())[:100] or backends.run_label()
         self.box = backends.opener(backend)(spec, name)
         return {"sandbox": self.box.id, "backend": backend, "facts": self.box.facts}
-
-    @property
-    def channel(self) -> GuestRpc:
-        if self.box is None:
-            raise SandboxError("there is no sandbox yet")
-        return self.box.channel
 
     def close(self) -> None:
         if self.box is not None:

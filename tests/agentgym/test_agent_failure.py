@@ -116,6 +116,15 @@ class TestSteps:
         done = play(Reader(backend), "mkdir answer.txt")
         assert (done.agent_failure, done.reward) == (SANDBOX_SPOILED, -1.0)
 
+    @pytest.mark.parametrize("give", ["upload", "put_archive"])
+    def test_a_file_of_this_machine_that_cannot_be_read_is_an_error(self, backend, give, tmp_path):
+        box = acquire(SandboxSpec(), backend)
+        assert box.exec("echo a program has run").ok
+        with pytest.raises(FileNotFoundError) as raised:
+            getattr(box, give)(tmp_path / "missing")
+        assert agentgym.core.agent_failure.cause_of(raised.value) is None
+        box.close()
+
     def test_a_step_that_its_program_holds_up_is_the_agents_failure_and_in_no_ones_way(self, backend):
         replies = [["sleep 60"], ["echo right"]]
         held, after = asyncio.run(

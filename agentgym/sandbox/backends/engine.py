@@ -172,7 +172,7 @@ def unreachable(base: str) -> str | None:
     return None
 
 
-def build_image(api: APIClient, folder: Path, tag: str, name: str, say: Callable[[str], None]) -> None:
+def build_image(api: APIClient, folder: Path, tag: str, say: Callable[[str], None]) -> None:
     """Run a folder's Dockerfile. Its steps may use the network: the default bridge, or the host's where there is none."""
     with failures(f"building {tag}"):
         bridged = bool(api.networks(names=["bridge"]))
@@ -184,7 +184,7 @@ def build_image(api: APIClient, folder: Path, tag: str, name: str, say: Callable
             decode=True,
             timeout=BUILD_TIMEOUT,
             network_mode=None if bridged else "host",
-            labels={WAY_LABEL: "registry", "agentgym.image": name},
+            labels={WAY_LABEL: "registry"},
         )
         last: list[str] = []
         for line in lines:
@@ -233,26 +233,30 @@ def _tar(failure: str, *arguments: str, **pipes: int) -> Iterator[Any]:
         raise SandboxError(f"{failure}: {said[-300:]}")
 
 
-def load_image(api: APIClient, root: Path, tag: str, name: str, way: str) -> None:
-    labels = f"LABEL {WAY_LABEL}={way} agentgym.image={name}"
-    query = {"fromSrc": "-", "repo": tag, "changes": [labels, f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]}
-    packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", ".")
-    url = f"{api.base_url}/v{api.api_version}/images/create"
+@contextmanager
+def _packed(root: Path, *options: str) -> Iterator[Iterator[bytes]]:
+    """A root folder as the blocks of a tar archive."""
+    packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", *options, ".")
     with _tar(f"{root} cannot be packed", *packing, stdout=subprocess.PIPE) as tar:
-        blocks = iter(partial(tar.stdout.read, 1 << 20), b"")
-        with failures(f"importing {tag}"):
-            # Not the SDK's own import_image: it waits without end.
-            answer = api.post(url, params=query, data=blocks, timeout=BUILD_TIMEOUT)
-            answer.raise_for_status()
+        yield iter(partial(tar.stdout.read, 1 << 20), b"")
+
+
+def load_image(api: APIClient, root: Path, tag: str, way: str) -> None:
+    changes = [f"LABEL {WAY_LABEL}={way}", f"ENV PATH={SYSTEM_PATH}", "WORKDIR /workspace"]
+    query = {"fromSrc": "-", "repo": tag, "changes": changes}
+    url = f"{api.base_url}/v{api.api_version}/images/create"
+    with _packed(root) as blocks, failures(f"importing {tag}"):
+        # Not the SDK's own import_image: it waits without end.
+        answer = api.post(url, params=query, data=blocks, timeout=BUILD_TIMEOUT)
+        answer.raise_for_status()
     if '"error"' in answer.text:
         raise SandboxError(f"importing {tag} failed: {answer.text.strip()[-300:]}")
 
 
-def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: str) -> None:
+def add_layer(api: APIClient, base: str, root: Path, tag: str, way: str) -> None:
     """Make an image of another one and the files in `root`, as one layer more."""
     removed = [f"./{path.relative_to(root)}" for path in root.rglob("*") if path.is_char_device()]  # see `layers.py`
     leaving_out = [f"--exclude={path}" for path in removed]
-    packing = ("-c", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "--no-wildcards", *leaving_out, ".")
     with failures(f"adding a layer to {base}"):
         command, offline = ["rm", "-f", "--", *removed], api.create_host_config(network_mode="none")
         labels = {COPY_LABEL: tag}
@@ -260,13 +264,13 @@ def add_layer(api: APIClient, base: str, root: Path, tag: str, name: str, way: s
             base, command, labels=labels, host_config=offline, entrypoint=[], working_dir="/", user="0:0"
         )["Id"]
         try:
-            with _tar(f"{root} cannot be packed", *packing, stdout=subprocess.PIPE) as tar:
-                api.put_archive(container, "/", iter(partial(tar.stdout.read, 1 << 20), b""))
+            with _packed(root, "--no-wildcards", *leaving_out) as blocks:
+                api.put_archive(container, "/", blocks)
             if removed:
                 api.start(container)
                 if (ended := api.wait(container, timeout=CALL_TIMEOUT)["StatusCode"]) != 0:
                     raise SandboxError(f"files of {base} cannot be removed: rm ended with {ended}")
-            said = f"LABEL {WAY_LABEL}={way} agentgym.image={name} {COPY_LABEL}="
+            said = f"LABEL {WAY_LABEL}={way} {COPY_LABEL}="
             repository, _, version = tag.rpartition(":")
             api.commit(container, repository, version, changes=[said, "CMD []", "WORKDIR /workspace"])
         finally:

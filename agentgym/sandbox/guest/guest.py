@@ -12,6 +12,7 @@ on real-time processor time, which no program here can use. It tells what to kil
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -27,8 +28,8 @@ from agentgym.sandbox.guest.guest_archives import Unpacking, packed
 from agentgym.sandbox.guest.guest_files import GuestPath, Upload, content, empty, restore
 from agentgym.sandbox.guest.guest_programs import (
     CHUNK,
-    FIRST_TAG,
     IGNORED,
+    TAGS,
     TWO_USERS,
     AsProgram,
     Process,
@@ -70,7 +71,7 @@ class Guest:
         self.received = bytearray()
         self.mains: dict[int, Process] = {}  # by process id, those that a caller waits for
         self.sessions: dict[int, Process] = {}  # by tag
-        self.tag = FIRST_TAG
+        self.tags = itertools.cycle(TAGS)
         self.limit = 1 << 16
         self.idle_timeout = 3600.0
         self.env: dict[str, str] = {}
@@ -258,14 +259,14 @@ class Guest:
         self.report(process, began, timed_out)
 
     def do_open(self, _: bytes, argv: list[str], env: dict[str, str], form: str) -> None:
-        self.tag += 1
+        tag = next(tag for tag in self.tags if tag not in self.sessions)
         try:
-            self.sessions[self.tag] = self.start(argv, env, ".", b"", form, self.tag)
+            self.sessions[tag] = self.start(argv, env, ".", b"", form, tag)
         except OSError as error:
             if error.errno not in NO_PROCESS:
                 raise
             raise Spoiled(error.strerror) from error
-        self.answer({"session": self.tag})
+        self.answer({"session": tag})
 
     def do_step(self, request: bytes, session: int, timeout: float) -> None:
         began = time.monotonic()
@@ -336,35 +337,28 @@ class Guest:
     def do_write(self, data: bytes, path: str, mode: int, part: int, last: bool) -> None:
         if not part:
             self.drop_upload()
-            self.upload = Upload(self.place(path))
-        if not isinstance(self.upload, Upload):
-            raise ValueError("a part of a file whose first part was rejected")
-        going_on = False
-        try:
-            self.upload.add(data)
-            if last:
-                self.upload.finish(mode)
-            going_on = not last
-        finally:
-            if not going_on:
-                self.drop_upload()
-        self.answer({})
+            self.upload = Upload(self.place(path), mode)
+        self.take_part(Upload, data, last)
 
     def do_unpack(self, data: bytes, path: str, part: int, last: bool) -> None:
         if not part:
             self.drop_upload()
             self.upload = Unpacking(self.place(path, whole=True))
-        if not isinstance(self.upload, Unpacking):
-            raise ValueError("a part of an archive whose first part was rejected")
-        going_on = False
+        self.take_part(Unpacking, data, last)
+
+    def take_part(self, kind: type[Upload | Unpacking], data: bytes, last: bool) -> None:
+        if not isinstance(self.upload, kind):
+            what = "a file" if kind is Upload else "an archive"
+            raise ValueError(f"a part of {what} whose first part was rejected")
         try:
             self.upload.add(data)
             if last:
                 self.upload.finish()
-            going_on = not last
-        finally:
-            if not going_on:
-                self.drop_upload()
+        except BaseException:
+            self.drop_upload()
+            raise
+        if last:
+            self.drop_upload()
         self.answer({})
 
     def do_pack(self, _: bytes, path: str, limit: int) -> None:

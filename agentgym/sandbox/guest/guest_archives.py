@@ -14,24 +14,22 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
-from agentgym.sandbox.guest.guest_files import FOLDER, GuestPath, empty, enter_folder, fresh_name, is_folder
+from agentgym.sandbox.guest.guest_files import DEEPEST, FOLDER, Fresh, GuestPath, enter_folder, fresh_name
 from agentgym.sandbox.guest.guest_programs import CHUNK, AsProgram
 
 LARGEST_HEAD = 1 << 16
-DEEPEST = 200  # folders inside each other; each is a descriptor while a folder is packed
 OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 
 
-class Unpacking:
+class Unpacking(Fresh):
     """A stream of entries that arrives in parts, written below a folder. After an error, what is written stays."""
 
     def __init__(self, place: GuestPath) -> None:
-        self.place = place
+        super().__init__(place)
         self.received = bytearray()
         self.head: dict = {}
         self.missing = 0  # bytes of the file that is being written
-        self.top = self.folder = self.file = -1
-        self.fresh = ""  # the name under which that file is written
+        self.top = -1
         try:
             with place.writing():
                 self.top = place.folder(place.names)
@@ -120,26 +118,11 @@ class Unpacking:
             if self.file >= 0:
                 os.fchmod(self.file, self.head["mode"] & 0o755 | 0o600)
                 os.utime(self.file, (self.head["time"], self.head["time"]))
-            if self.place.forced and is_folder(name, self.folder):
-                os.chmod(name, 0o700, dir_fd=self.folder)
-                empty(name, self.folder)
-                os.rmdir(name, dir_fd=self.folder)
-            os.replace(self.fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        self.fresh = ""
-        self.let_go()
-
-    def let_go(self) -> None:
-        if self.fresh and self.folder >= 0:
-            with suppress(OSError), self.place.rights:
-                os.unlink(self.fresh, dir_fd=self.folder)
-        for fd in (self.file, self.folder):
-            if fd >= 0:
-                os.close(fd)
-        self.file = self.folder = -1
-        self.fresh = ""
+            self.take_place(name)
+        super().close()
 
     def close(self) -> None:
-        self.let_go()
+        super().close()
         if self.top >= 0:
             os.close(self.top)
             self.top = -1

@@ -14,6 +14,7 @@ from agentgym.sandbox.guest.guest_programs import CHUNK, TWO_USERS, AsProgram, S
 ROOTS = ("/workspace", "/tmp", "/private")
 KERNELS = ("/proc", "/sys", "/dev")  # the kernel's own, also where the root is writable
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+DEEPEST = 200  # folders inside each other that are packed or protected: each is a descriptor meanwhile
 EMPTYING = 30.0  # seconds in which a folder must be empty; programs that run meanwhile could fill it for ever
 HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL)  # the host chose a name that cannot be: no program's doing
 
@@ -95,13 +96,39 @@ class GuestPath:
             os.close(self.folder(self.names))
 
 
-class Upload:
-    """A file that arrives in parts. It has no name, so no program can find it, until it is whole."""
+class Fresh:
+    """A file or link that is made in a folder under a name of its own, `fresh`, and then takes its place."""
 
     def __init__(self, place: GuestPath) -> None:
         self.place = place
         self.folder = self.file = -1
         self.fresh = ""
+
+    def take_place(self, name: str) -> None:
+        if self.place.forced and is_folder(name, self.folder):
+            os.chmod(name, 0o700, dir_fd=self.folder)
+            empty(name, self.folder)
+            os.rmdir(name, dir_fd=self.folder)
+        os.replace(self.fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        self.fresh = ""
+
+    def close(self) -> None:
+        if self.fresh:
+            with suppress(OSError), self.place.rights:
+                os.unlink(self.fresh, dir_fd=self.folder)
+        self.fresh = ""
+        for fd in (self.file, self.folder):
+            if fd >= 0:
+                os.close(fd)
+        self.file = self.folder = -1
+
+
+class Upload(Fresh):
+    """A file that arrives in parts. It has no name, so no program can find it, until it is whole."""
+
+    def __init__(self, place: GuestPath, mode: int) -> None:
+        super().__init__(place)
+        self.mode = mode
         try:
             with place.writing():
                 self.folder = place.folder(place.names[:-1])
@@ -118,30 +145,14 @@ class Upload:
             while view:
                 view = view[os.write(self.file, view) :]
 
-    def finish(self, mode: int) -> None:
-        name = self.place.names[-1]
+    def finish(self) -> None:
         with self.place.writing():
-            os.fchmod(self.file, mode)
+            os.fchmod(self.file, self.mode)
             if not self.fresh:
                 fresh = fresh_name()
                 os.link(f"/proc/self/fd/{self.file}", fresh, dst_dir_fd=self.folder)
                 self.fresh = fresh
-            if self.place.forced and is_folder(name, self.folder):
-                os.chmod(name, 0o700, dir_fd=self.folder)
-                empty(name, self.folder)
-                os.rmdir(name, dir_fd=self.folder)
-            os.replace(self.fresh, name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-            self.fresh = ""
-
-    def close(self) -> None:
-        if self.fresh:
-            with suppress(OSError), self.place.rights:
-                os.unlink(self.fresh, dir_fd=self.folder)
-        self.fresh = ""
-        for fd in (self.file, self.folder):
-            if fd >= 0:
-                os.close(fd)
-        self.file = self.folder = -1
+            self.take_place(self.place.names[-1])
 
 
 def fresh_name() -> str:

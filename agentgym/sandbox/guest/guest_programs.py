@@ -17,7 +17,6 @@ from selectors import EVENT_READ, EVENT_WRITE, PollSelector
 
 GROUP_ID = 65534
 TWO_USERS = os.getuid() == 0  # else guest and programs are one user, and files have the same owner
-FIRST_TAG = 1_000_000
 CHUNK = 1 << 18
 PIPE_CHUNKS = 4  # what a pipe can hold at most: a program may enlarge it to this
 REPLY_LIMIT = 16 << 20
@@ -28,6 +27,17 @@ THREADS = 17  # in /proc/PID/stat, counted from the state on: the number of thre
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
 CAP_SYS_RESOURCE = 24
+
+
+def _tags() -> range:
+    """Numbers for sessions: as group ids, they must be in this user namespace, and some have but 65,536."""
+    with open("/proc/self/gid_map") as file:
+        held = [range(int(begin), int(begin) + int(count)) for begin, _, count in map(str.split, file)]
+    many = range(1_000_000, 2_000_000)
+    return many if any(many[0] in ids and many[-1] in ids for ids in held) else range(60_000, 65_534)
+
+
+TAGS = _tags()
 
 
 class Spoiled(Exception):
@@ -355,7 +365,7 @@ def tag_of(pid: str) -> int | None:
         return None
     values = text.partition(mark)[2].partition(b"\n")[0].split()
     value = values[0] if values else b""
-    return int(value) if value.isdigit() and int(value) >= FIRST_TAG else 0
+    return int(value) if value.isdigit() and int(value) in TAGS else 0
 
 
 def programs() -> Iterator[tuple[int, int]]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import stat
 
-from agentgym.sandbox.guest.guest_files import FOLDER, KERNELS
+from agentgym.sandbox.guest.guest_files import DEEPEST, FOLDER, KERNELS
 from agentgym.sandbox.guest.guest_programs import GROUP_ID, AsProgram
 
-DEEPEST = 200  # folders inside each other; each is a descriptor meanwhile
 STICKY = 0o1000  # of a folder: only a file's owner, or the folder's, may rename or remove it
 
 

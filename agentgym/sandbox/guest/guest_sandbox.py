@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentgym.sandbox.api import MEGABYTE, WORKSPACE, Command, ExecResult, SandboxError, SandboxSpec, SandboxSpoiled
-from agentgym.sandbox.archives import entries_of, tar_of
+from agentgym.sandbox.archives import entries_of, host_files, tar_of
 
 GRACE = 30.0  # seconds that the guest has beyond a step's own time: to interrupt, to kill, to answer on a busy machine
 FILE_TIMEOUT = 60.0  # seconds for one part of a file
@@ -291,17 +291,21 @@ class GuestSandbox:
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
         source = Path(source)
-        if not source.exists() and not source.is_symlink():
-            raise FileNotFoundError(f"nothing to upload at {source}")
         base = PurePosixPath(path) / source.name
-        for found in (source, *sorted(source.rglob("*"))):
+        with host_files():
+            if not source.exists() and not source.is_symlink():
+                raise FileNotFoundError(f"nothing to upload at {source}")
+            all_found = [source, *sorted(source.rglob("*"))]
+        for found in all_found:
             place = str(base / found.relative_to(source).as_posix())
             if found.is_symlink():
                 raise ValueError(f"{found} is a link: only files and folders are uploaded")
             if found.is_dir():
                 self.call({"do": "folder", "path": place}, timeout=FILE_TIMEOUT, path=place)
             elif found.is_file():
-                self.write(place, found.read_bytes(), stat.S_IMODE(found.stat().st_mode) & 0o755)
+                with host_files():
+                    data, mode = found.read_bytes(), stat.S_IMODE(found.stat().st_mode) & 0o755
+                self.write(place, data, mode)
             else:
                 raise ValueError(f"{found} is neither a file nor a folder")
 

@@ -224,7 +224,7 @@ def build(
         root, way = place / "rootfs", kept["way"]
         if api is not None and tagged is None:
             say("importing it into Docker")
-            engine.load_image(api, root, what.tag, name, way)
+            engine.load_image(api, root, what.tag, way)
     _make_room(what, fresh, api, say)
     return Built(name, way, root, what.tag if api else None, kept["bytes"], time.monotonic() - started, fresh)
 
@@ -264,7 +264,7 @@ def _build_layer(
                 _publish(root, what, LAYER)
         if api is not None and (fresh or engine.way_of(api, what.tag) is None):
             say("adding it to Docker")
-            engine.add_layer(api, base.tag, what.place / "rootfs", what.tag, what.name, LAYER)
+            engine.add_layer(api, base.tag, what.place / "rootfs", what.tag, LAYER)
             fresh = True
     _make_room(what, fresh, api, say)
     size = (shelf.read(what.place) or {}).get("bytes", 0)
@@ -304,7 +304,7 @@ def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], No
     way, why = _choose(what, how, api)
     say(f"from {'the registry' if way == 'registry' else 'Debian packages'}: {why}")
     if way == "registry" and api is not None:
-        engine.build_image(api, what.folder, what.tag, what.name, say)
+        engine.build_image(api, what.folder, what.tag, say)
         return way
     with _work(what.place) as work:
         python = interpreters.wanted(what.folder)
@@ -370,12 +370,13 @@ def _work(place: Path) -> Iterator[Path]:
 
 
 def _publish(root: Path, what: Recipe, way: str) -> None:
-    if what.base is None and not any(
-        os.path.lexists(root / folder / "python3") for folder in ("usr/bin", "usr/local/bin")
-    ):
+    def has(program: str) -> bool:
+        return any(os.path.lexists(root / folder / program) for folder in ("usr/bin", "usr/local/bin"))
+
+    if what.base is None and not has("python3"):
         raise SandboxError("the image has no python3 in /usr/bin or /usr/local/bin, which every sandbox needs")
     python = "python" + ".".join(interpreters.wanted(what.folder).split(".")[:2])
-    if python != "python" and not any(os.path.lexists(root / f / python) for f in ("usr/bin", "usr/local/bin")):
+    if python != "python" and not has(python):
         raise SandboxError(f"the image has no {python}, which {interpreters.FILE} asks for: add it in the Dockerfile")
     if found := next(project_files(str(root)), None):
         which = f"/{Path(found).relative_to(root)}, where programs would see hidden tests"

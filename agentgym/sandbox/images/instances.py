@@ -19,7 +19,8 @@ class InstanceImage:
     error: str = ""
 
 
-# (file, ids, docker, force, rootfs, jobs, say) -> the images; see `build_instances`.
+# (file, ids, docker, force, rootfs, jobs, say) -> the images of a file's instances, or of some by their ids, `jobs` at a
+# time; the rest as for `build`. ValueError or OSError: no such file or id.
 Builder = Callable[[str, Iterable[str], bool | None, bool, bool, int, Callable[[str], None]], list[InstanceImage]]
 
 
@@ -28,26 +29,12 @@ def register_instance_images(name: str, builder: str) -> None:
     _builders[name] = builder
 
 
-def build_instances(
-    name: str,
-    file: str,
-    only: Iterable[str] = (),
-    *,
-    docker: bool | None = None,
-    force: bool = False,
-    rootfs: bool = True,
-    jobs: int = 2,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[InstanceImage]:
-    """Build the images of a file's instances, or of `only` some by their ids, `jobs` at a time.
-
-    Raises:
-        ValueError, OSError: no such builder, file or id.
-    """
+def builder_of(name: str) -> Builder:
+    """A builder by its name, imported. ValueError: there is none."""
     load_plugins()
     if name not in _builders:
         raise ValueError(
             f"no images of instances are called {name!r}; there are {', '.join(sorted(_builders)) or 'none'}"
         )
     builder: Builder = import_path(_builders[name])
-    return builder(file, only, docker, force, rootfs, jobs, say)
+    return builder

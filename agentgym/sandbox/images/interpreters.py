@@ -98,8 +98,8 @@ def _asked(program: Path) -> Interpreter | None:
     return Interpreter(told["version"], told) if told else None
 
 
-def add(version: str, root: Path, say: Callable[[str], None], system: Path | None = None) -> Path:
-    """Copy an interpreter into a root folder: to `/opt/pythonX.Y`, with links in `/usr/local/bin`. Its folder there.
+def add(version: str, root: Path, say: Callable[[str], None], system: Path | None = None) -> None:
+    """Copy an interpreter into a root folder: to `/opt/pythonX.Y`, with links in `/usr/local/bin`.
 
     `system`: the root folder that has Debian's libraries, if it is another one.
     """
@@ -125,7 +125,6 @@ def add(version: str, root: Path, say: Callable[[str], None], system: Path | Non
     for link in (f"python{short}", "python"):
         (programs / link).unlink(missing_ok=True)
         (programs / link).symlink_to(f"/opt/python{short}/bin/python{short}")
-    return place
 
 
 def compile_all(interpreter: Interpreter, folder: Path) -> None:

@@ -121,19 +121,19 @@ class SandboxHandler(RequestHandler):
         return {"left": []}
 
     def _next(self) -> dict[str, Any]:
-        header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
+        header, data = self._held.box.channel.answer("read", timeout=FILE_TIMEOUT)
         self._reading = bool(header.get("more"))
         return self._read_on(header, data) if self._reading else header
 
     def _asked(self, header: Header, data: bytes, seconds: float) -> dict[str, Any]:
-        answer, payload = self._held.channel.call(header, data, timeout=seconds)
+        answer, payload = self._held.box.channel.call(header, data, timeout=seconds)
         return self._read_on(answer, payload) if answer.get("more") else _with_data(answer, payload)
 
     def _read_on(self, header: Header, data: bytes) -> dict[str, Any]:
         """Parts of a file joined up to the size of an answer, and the guest's answer after them, if it has come."""
         parts, size = [data], len(data)
         while header.get("more") and size < PART:
-            header, data = self._held.channel.answer("read", timeout=FILE_TIMEOUT)
+            header, data = self._held.box.channel.answer("read", timeout=FILE_TIMEOUT)
             parts.append(data)
             size += len(data)
         self._reading = bool(header.get("more"))

@@ -70,12 +70,5 @@ class Maker:
         return [box for box in self.made if box.alive]
 
 
-def until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.002)
-
-
 def box_of(lease):
     return lease.box

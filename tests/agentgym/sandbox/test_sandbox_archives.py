@@ -193,10 +193,22 @@ def test_a_folder_that_forbids_writing_can_be_filled_and_removed(sandbox):
         (TREE[:MEGABYTE], "end of data"),
         (gzip.compress(TREE)[:1000], "end"),
         (b"\x1f\x8b" + os.urandom(600), ""),
+        (b"BZh9" + bytes(600), "Invalid data stream"),
+        (b"\xfd7zXZ" + bytes(600), ""),
         (gzip.compress(bytes(300 * MEGABYTE)), "over the limit of 268435456 bytes without compression"),
         (tar(member("a")).replace(b"00000000000\0", b"77777777777\0", 1), ""),
     ],
-    ids=["nothing", "text", "cut off", "cut off gzip", "broken gzip", "bomb", "a size that is not there"],
+    ids=[
+        "nothing",
+        "text",
+        "cut off",
+        "cut off gzip",
+        "broken gzip",
+        "broken bzip2",
+        "broken xz",
+        "bomb",
+        "a size that is not there",
+    ],
 )
 def test_what_is_no_archive(sandbox, data, why):
     with pytest.raises(ValueError, match=f"the archive cannot be unpacked.*{why}"):

@@ -3,8 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 from engine_proxy import EngineProxy
+from other_processes import FORK, acquire_and, run_python
+from waiting import until
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe, prepare
 from agentgym.sandbox.backends import docker, engine
@@ -45,17 +45,6 @@ def backend(request):
 
 def of_this_run():
     return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
-
-
-def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.05)
-
-
-def run_python(code, **more):
-    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60, **more)
 
 
 class TestChoosing:
@@ -325,50 +314,23 @@ class TestEngineThatDies:
         assert not any(box.alive for box in held)
 
 
-ACQUIRE = """
-import os, signal, sys, time
-from agentgym.sandbox import SandboxSpec, acquire
-boxes = [acquire(SandboxSpec(memory=128 << 20, disk=8 << 20), sys.argv[1] if len(sys.argv) > 1 else {backend!r}) for _ in range(3)]
-assert all(box.exec("echo well").stdout == "well\\n" for box in boxes)
-"""
-
-
 class TestEndOfTheProcess:
     def test_an_end_with_sandboxes_in_hand_leaves_none_be_it_by_an_error(self, backend):
         endings = {0: "", 3: "raise SystemExit(3)"}
         with ThreadPoolExecutor() as threads:
-            ends = dict(
-                zip(
-                    endings,
-                    threads.map(lambda end: run_python(ACQUIRE.format(backend=backend) + end), endings.values()),
-                    strict=True,
-                )
-            )
+            ends = dict(zip(endings, threads.map(lambda end: acquire_and(backend, end), endings.values()), strict=True))
         assert {code: done.returncode for code, done in ends.items()} == {code: code for code in endings}
         assert ends[0].stderr == ""
         until(lambda: not of_this_run())
 
     def test_a_killed_process_leaves_none_after_the_next_start(self, backend):
-        done = run_python(
-            ACQUIRE.format(backend=backend) + "boxes[0].session('shell')\nos.kill(os.getpid(), signal.SIGKILL)"
-        )
+        done = acquire_and(backend, "boxes[0].session('shell')\nos.kill(os.getpid(), signal.SIGKILL)")
         assert done.returncode == -signal.SIGKILL
         acquire(SPEC, backend)
         until(lambda: {found.pid for found in of_this_run()} == {os.getpid()})
 
     def test_a_fork_makes_its_own_and_leaves_its_parents_alone(self, backend):
-        code = ACQUIRE.format(backend=backend) + (
-            """
-child = os.fork()
-if child == 0:
-    box = acquire(boxes[0].spec, {backend!r})
-    well = box.exec("echo well").stdout == "well\\n" and box.id not in [b.id for b in boxes]
-    sys.exit(0 if well and not boxes[0].alive else 1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes))
-"""
-        ).replace("{backend!r}", repr(backend))
-        done = run_python(code)
+        done = acquire_and(backend, FORK)
         assert (done.returncode, done.stderr) == (0, "")
         until(lambda: not of_this_run())
 

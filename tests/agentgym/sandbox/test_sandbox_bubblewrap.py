@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 import agentgym
 from agentgym.processes import cgroups
@@ -160,7 +161,7 @@ box.exec("while :; do :; done", timeout=1000)
         assert (before.run, before.alive, before.pid, before.backend) == ("doomed", True, host.pid, "bubblewrap")
         host.kill()
         host.wait()
-        wait_until(lambda: not any("12345" in line for line in command_lines()))
+        until(lambda: not any("12345" in line for line in command_lines()))
         (after,) = [found for found in bubblewrap_sandboxes() if found.id == id]
         assert not after.alive
         remove(after.id)
@@ -287,6 +288,38 @@ class TestWithoutRights:
         assert told["score"] == "Permission denied\n"
         assert "not root: programs are one user with the guest" in result.stderr
 
+    def test_sessions_where_a_container_has_but_65536_ids(self):
+        """As engines without root give a container: then groups have no larger numbers."""
+        done = subprocess.run([sys.executable, "-c", FEW_IDS], capture_output=True, text=True, timeout=120, check=False)
+        if "cannot be made" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.stdout == "1\n2\nleft: 0\n", done.stderr
+
+
+# Root in a user namespace, whose ids another process must write down.
+FEW_IDS = """
+import ctypes, os, sys
+ours, theirs = os.pipe()
+writer = os.fork()
+if not writer:
+    os.read(ours, 1)
+    for kind in "uid_map", "gid_map":
+        with open(f"/proc/{os.getppid()}/{kind}", "w") as file: file.write("0 0 65536")
+    os._exit(0)
+if ctypes.CDLL(None).unshare(0x10000000): sys.exit("a user namespace cannot be made")
+os.write(theirs, b"x")
+os.waitpid(writer, 0)
+from agentgym.sandbox import SandboxSpec
+from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
+box = open_bubblewrap(SandboxSpec(), "tests")
+python, shell = box.session("python"), box.session("shell")
+print(python.run("1").stdout, end="")
+shell.run("sleep 300 &")
+shell.close()
+print(python.run("2").stdout, end="")
+print("left:", box.exec("cat /proc/[0-9]*/comm").stdout.count("sleep"))
+box.close()
+"""
 
 NOT_ROOT = r'''
 import json, logging, time
@@ -368,7 +401,7 @@ class TestControlGroups:
         try:
             command = 'for g in $0; do echo $$ > "$g/cgroup.procs"; done; exec sleep 300'
             process = subprocess.Popen(["sh", "-c", command, " ".join(map(str, group.folders))])
-            wait_until(lambda: group.processes() == [process.pid])
+            until(lambda: group.processes() == [process.pid])
             assert cgroups.remove(group)
             assert process.wait(60) == -signal.SIGKILL
             assert not any(folder.exists() for folder in group.every)
@@ -420,10 +453,3 @@ def command_lines():
             yield file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-
-
-def wait_until(holds, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it has not come about in time"
-        time.sleep(0.02)

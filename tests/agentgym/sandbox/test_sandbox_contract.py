@@ -217,7 +217,9 @@ class TestFiles:
         sandbox.write(path, "x", mode=0o600)
         assert sandbox.exec("cat a/b/c.txt; stat -c %a a/b/c.txt").stdout == "x600\n"
 
-    @pytest.mark.parametrize("path", ["/etc/x", "../x", "/", "/workspace", "/workspacex/y", "/tmp/../etc/x", "/proc/x"])
+    @pytest.mark.parametrize(
+        "path", ["", "/etc/x", "../x", "/", "/workspace", "/workspacex/y", "/tmp/../etc/x", "/proc/x", "../private"]
+    )
     def test_only_where_it_may(self, sandbox, path):
         with pytest.raises(ValueError, match="not under /workspace, /tmp, /private"):
             sandbox.write(path, "x")

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from agentgym.sandbox import SandboxError, SandboxSpec
 from agentgym.sandbox.backends import engine, seccomp
@@ -24,15 +25,6 @@ RUN = f"test-docker-{os.getpid()}"
 
 def of_run(run):
     return [f for f in docker_sandboxes() if f.run == run]
-
-
-def wait_until(true, seconds=60.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture
@@ -191,7 +183,7 @@ class TestContainer:
     def test_an_image_without_python_is_an_error_that_says_so(self, tmp_path):
         (tmp_path / "root").mkdir()
         (tmp_path / "root" / "only").write_text("a file")
-        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "bare", "packages")
+        engine.load_image(engine.client(), tmp_path / "root", "agentgym-test/bare:1", "packages")
         try:
             with pytest.raises(SandboxError, match="has no python3, which sandboxes require"):
                 open_docker(SandboxSpec(image="agentgym-test/bare:1"), RUN)
@@ -230,7 +222,7 @@ class TestOwner:
             assert process.stdout.readline() == b"ready\n"
             assert [f.alive for f in of_run(run)] == [True, True]
             process.kill()
-        assert wait_until(lambda: not of_run(run)), "the dead-man switch did not work"
+        until(lambda: not of_run(run), "the work of the dead-man switch")
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
     def test_closing_it_in_a_forked_child_leaves_it_to_the_parent(self, open_box):
@@ -297,7 +289,7 @@ class TestEngineKilled:
         assert len(engine.client().volumes()["Volumes"]) == 1, "of those with pseudo-terminals one is in use"
         assert lives.exec(["python3", "-c", "import os; print(os.ttyname(os.openpty()[1]))"]).stdout == "/dev/pts/0\n"
         cleanup(run=RUN)
-        assert wait_until(lambda: not of_run(RUN)), f"left over: {of_run(RUN)}"
+        until(lambda: not of_run(RUN), "the removal of the rest")
         assert not engine.client().volumes()["Volumes"]
 
     def test_a_call_in_the_middle_does_not_hang(self, own_engine):

@@ -42,7 +42,7 @@ def built(tmp_path_factory):
     if OTHER is None:
         pytest.skip("no other Python on this machine")
     place = tmp_path_factory.mktemp("folders")
-    made = place / "my-image"
+    made = place / "my image"
     made.mkdir()
     (made / "packages.txt").write_text(PACKAGES)
     (made / "python-version").write_text(".".join(OTHER.split(".")[:2]) + "\n")

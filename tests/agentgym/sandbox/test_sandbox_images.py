@@ -83,7 +83,7 @@ def tiny_root(two_builds):
     return two_builds[0][0].rootfs
 
 
-def leftovers(folder):
+def leftovers():
     """What lies in the cache besides the lock and finished images."""
     cache = images.cache_folder()
     return [p.relative_to(cache).as_posix() for p in cache.rglob("*") if p.name != "lock" and p.is_file()][:5]
@@ -187,7 +187,7 @@ class TestBuild:
         with pytest.raises(SandboxError, match="no-such-package-anywhere"):
             images.build("tiny", "packages", docker=False)
         assert images.rootfs("tiny") is None
-        assert leftovers(folder) == []
+        assert leftovers() == []
 
     def test_a_machine_that_is_no_debian_is_told_so(self, folder, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -220,7 +220,7 @@ class TestBuild:
             with pytest.raises(SandboxError, match=r"(?i)space"):
                 images.build("tiny", "packages", docker=False)
             assert images.rootfs("tiny") is None
-            assert leftovers(folder) == []
+            assert leftovers() == []
         finally:
             subprocess.run(["umount", small], check=True)
 
@@ -330,9 +330,6 @@ class TestWithDocker:
             assert (result.stdout, result.stderr) == (shows, "")
         finally:
             box.close()
-
-    def python_tag(self):
-        return TAG_OF_PYTHON
 
 
 TAG_OF_PYTHON = images.docker_tag("python")  # before a test puts another folder in the project's place

@@ -1,8 +1,9 @@
-"""What programs may not have, each shown by one that tries. On both back ends."""
+"""What programs may not have, each shown by one that tries. On both back ends.
+
+Those that look for the network, the host, rights or the guest are in hostile_escapes.py.
+"""
 
 import os
-import uuid
-from pathlib import Path
 
 import pytest
 
@@ -111,40 +112,8 @@ class TestResources:
         sandbox.reset()
         assert sandbox.exec(f"head -c 3M /dev/zero > {folder}/again").ok
 
-    def test_open_files(self, sandbox):
-        result = sandbox.exec(["python3", "-c", "x = [open('/dev/null') for _ in range(5000)]"])
-        assert "Too many open files" in result.stderr
-
     def test_no_core_files(self, sandbox):
         assert sandbox.exec("ulimit -c; kill -SEGV $$; ls").stdout == "0\n"
-
-
-class TestNetwork:
-    def test_only_a_loopback(self, sandbox):
-        assert sandbox.exec("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '").stdout == "lo\n"
-
-    @pytest.mark.parametrize("address", [("1.1.1.1", 53), ("10.0.0.1", 80), ("169.254.169.254", 80)])
-    def test_nothing_is_reached(self, sandbox, address):
-        code = f"import socket; socket.create_connection({address!r}, timeout=3)"
-        result = sandbox.exec(["python3", "-c", code])
-        assert "Network is unreachable" in result.stderr
-
-    def test_no_service_of_the_host(self, sandbox):
-        import socket
-
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=3)"
-            assert "Connection refused" in sandbox.exec(["python3", "-c", code]).stderr
-
-    def test_no_abstract_socket_of_the_host(self, sandbox):
-        import socket
-
-        name = f"\0agentgym-{uuid.uuid4().hex}"
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(name)
-            server.listen()
-            code = f"import socket; socket.socket(socket.AF_UNIX).connect({name!r})"
-            assert "Connection refused" in sandbox.exec(["python3", "-c", code]).stderr
 
 
 class TestPrivileges:
@@ -153,99 +122,16 @@ class TestPrivileges:
         assert int(user) >= (10_000 if os.getuid() == 0 else 0)
         assert groups == ["65534", "65534"]
 
-    def test_no_capabilities_and_none_to_gain(self, sandbox):
-        status = sandbox.exec("grep -E '^(Cap(Prm|Eff|Amb)|NoNewPrivs|Seccomp):' /proc/self/status").stdout.split()
-        assert status == [
-            "CapPrm:",
-            "0" * 16,
-            "CapEff:",
-            "0" * 16,
-            "CapAmb:",
-            "0" * 16,
-            "NoNewPrivs:",
-            "1",
-            "Seccomp:",
-            "2",
-        ]
-
-    @pytest.mark.parametrize(
-        "path",
-        ["/", "/etc", "/usr", "/usr/bin", "/dev", "/private", "/proc/sys/kernel", "/sys", "/run", "/var", "/root"],
-    )
-    def test_nothing_else_can_be_written(self, sandbox, path):
-        result = sandbox.exec(f"touch {path}/new")
-        assert result.exit_code == 1
-
     def test_the_root_is_read_only(self, sandbox):
         mounts = sandbox.exec("cat /proc/self/mounts").stdout.splitlines()
         root = [line.split()[3].split(",") for line in mounts if line.split()[1] == "/"]
         assert all("ro" in options for options in root)
-
-    @pytest.mark.parametrize(
-        "call",
-        [
-            "libc.unshare(0x10000000)",
-            "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
-            "libc.syscall(250, 0, -3, 0)",  # keyctl
-            "libc.syscall(248, b'user', b'x', b'x', 1, -3)",  # add_key
-            "libc.syscall(321, 0, 0, 0)",  # bpf
-            "libc.syscall(298, 0, 0, -1, -1, 0)",  # perf_event_open
-            "libc.syscall(323, 0)",  # userfaultfd
-            "libc.syscall(308, 0, 0)",  # setns
-            "libc.syscall(425, 1, 0)",  # io_uring_setup
-            "libc.setuid(0)",
-            "libc.chroot(b'/tmp')",
-            "libc.sethostname(b'x', 1)",
-            "libc.nice(-5)",
-            "libc.reboot(0)",
-        ],
-    )
-    @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the calls are those of x86_64")
-    def test_refused_calls(self, sandbox, call):
-        code = f"import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\nprint({call}, errno.errorcode.get(ctypes.get_errno()))"
-        assert sandbox.exec(["python3", "-c", code]).stdout in {"-1 EPERM\n", "-1 EACCES\n"}
-
-    def test_the_guest_is_out_of_reach(self, sandbox):
-        result = sandbox.exec(
-            "kill -9 1; kill -STOP 1; cat /proc/1/environ /proc/1/mem; ls -l /proc/1/fd /proc/1/cwd; echo x > /proc/1/oom_score_adj"
-        )
-        assert "such process" not in result.stderr
-        assert result.stderr.count("Permission denied") + result.stderr.count("not permitted") >= 7
-        assert result.stdout.strip() in {"", "/proc/1/fd:"} or "->" not in result.stdout
-        assert sandbox.exec("true").ok
 
     def test_programs_go_first_when_memory_runs_out(self, sandbox):
         assert sandbox.exec("cat /proc/self/oom_score_adj").stdout == "1000\n"
 
 
 class TestHostIsHidden:
-    def test_its_files(self, sandbox, tmp_path):
-        secret = tmp_path / "secret"
-        secret.write_text("x")
-        tmp_path.chmod(0o755)
-        here = Path(__file__)
-        for path in (
-            secret,
-            here,
-            Path.cwd() / "pyproject.toml",
-            Path("/var/run/docker.sock"),
-            Path("/etc/shadow"),
-            Path("/home"),
-        ):
-            result = sandbox.exec(["ls", "-A", str(path)])
-            assert result.exit_code != 0 or (path.is_dir() and not result.stdout) or path == Path("/etc/shadow")
-        assert not sandbox.exec("cat /etc/shadow").ok
-
-    def test_its_environment(self, backend, open_sandbox, monkeypatch):
-        monkeypatch.setenv("AGENTGYM_TEST_SECRET", "hunter2")
-        sandbox = open_sandbox()
-        assert "hunter2" not in sandbox.exec("env; cat /proc/[0-9]*/environ 2>/dev/null").stdout
-
-    def test_its_processes(self, sandbox):
-        seen = sandbox.exec("echo /proc/[0-9]*").stdout.split()
-        assert "/proc/1" in seen
-        assert len(seen) <= 3
-
     def test_its_name(self, sandbox):
         assert sandbox.exec("cat /proc/sys/kernel/hostname").stdout == "sandbox\n"
         assert os.uname().nodename != "sandbox"

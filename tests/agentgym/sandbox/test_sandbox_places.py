@@ -6,7 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pool_doubles import Maker, until
+from pool_doubles import Maker
+from waiting import until
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.pool import Places, Room

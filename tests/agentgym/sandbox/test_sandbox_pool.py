@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_doubles import Maker, box_of, until
+from pool_doubles import Maker, box_of
+from waiting import until
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.pool import Places, SandboxPool

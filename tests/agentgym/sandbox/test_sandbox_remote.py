@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from hostile_programs import PROGRAMS
+from other_processes import FORK, acquire_and
 from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
+from waiting import until
 
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
 from agentgym.sandbox.api import SandboxesInUse
@@ -86,13 +88,6 @@ def proxy(server):
 
 def of_this_run():
     return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
-
-
-def until(true, what):
-    end = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < end, f"{what} did not come to pass"
-        time.sleep(0.05)
 
 
 class TestChoosing:
@@ -283,42 +278,19 @@ class TestConnections:
         assert time.monotonic() - began < 30
 
 
-ACQUIRE = """
-import os, signal, sys
-from agentgym.sandbox import SandboxSpec, acquire
-boxes = [acquire(SandboxSpec(memory=128 << 20, disk=8 << 20), {url!r}) for _ in range(2)]
-assert all(box.exec("echo well").stdout == "well\\n" for box in boxes)
-"""
-
-
-def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=SECONDS)
-
-
 class TestEnds:
     def test_an_end_with_sandboxes_in_hand_leaves_none(self, quick):
-        done = run_python(ACQUIRE.format(url=quick.url))
+        done = acquire_and(quick.url, "")
         assert (done.returncode, done.stderr) == (0, "")
         until(lambda: not of_this_run(), "their removal")
 
     def test_a_killed_client_leaves_none(self, quick):
-        code = ACQUIRE.format(url=quick.url) + "boxes[0].session('shell')\nos.kill(os.getpid(), signal.SIGKILL)"
-        assert run_python(code).returncode == -signal.SIGKILL
+        done = acquire_and(quick.url, "boxes[0].session('shell')\nos.kill(os.getpid(), signal.SIGKILL)")
+        assert done.returncode == -signal.SIGKILL
         until(lambda: not of_this_run(), "their removal")
 
     def test_a_fork_makes_its_own_and_leaves_its_parents_alone(self, server):
-        code = ACQUIRE.format(url=server.url) + (
-            """
-child = os.fork()
-if child == 0:
-    box = acquire(boxes[0].spec, {url!r})
-    well = box.exec("echo well").stdout == "well\\n" and box.id not in [b.id for b in boxes]
-    sys.exit(0 if well and not boxes[0].alive else 1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-sys.exit(code or any(box.exec("echo well").stdout != "well\\n" for box in boxes))
-"""
-        ).replace("{url!r}", repr(server.url))
-        done = run_python(code)
+        done = acquire_and(server.url, FORK)
         assert (done.returncode, done.stderr) == (0, "")
 
     @pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])

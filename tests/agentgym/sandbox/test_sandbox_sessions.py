@@ -4,6 +4,7 @@ import textwrap
 import time
 
 import pytest
+from waiting import until
 
 # Reads frames, answers each on descriptor 3 with its text in capitals.
 ECHO = textwrap.dedent("""
@@ -43,13 +44,6 @@ def sleeping(sandbox):
     """For how long those sleep that do, sorted."""
     shown = sandbox.exec("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep ^sleep; done").stdout
     return sorted(line.split()[1] for line in shown.splitlines())
-
-
-def wait_until(holds, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it has not come about in time"
-        time.sleep(0.02)
 
 
 # A program that ignores Ctrl-C and SIGTERM.
@@ -182,12 +176,6 @@ class TestPython:
     def test_modules_of_the_workspace(self, sandbox, python):
         sandbox.write("mine.py", "value = 42")
         assert python.run("import mine; mine.value").stdout == "42\n"
-
-    def test_one_that_forges_replies_cheats_itself_only(self, sandbox, python):
-        code = "import os\nfor fd in range(3, 60):\n  try: os.write(fd, b'\\0\\0\\0\\x010' * 3)\n  except OSError: pass\n1 / 0"
-        python.run(code)
-        assert sandbox.exec("echo honest").stdout == "honest\n"
-        assert sandbox.session().run("1 / 0").exit_code == 1
 
 
 class TestShell:
@@ -358,7 +346,7 @@ class TestSeveral:
         first, second = sandbox.session("shell"), sandbox.session("shell")
         first.run(f"({daemon(301)} &); sleep 302 & disown")
         second.run(f"({daemon(303)} &); sleep 304 & disown")
-        wait_until(lambda: sleeping(sandbox) == ["301", "302", "303", "304"])
+        until(lambda: sleeping(sandbox) == ["301", "302", "303", "304"])
         first.close()
         first.close()
         assert sleeping(sandbox) == ["303", "304"]
@@ -385,7 +373,7 @@ class TestSeveral:
 
     def test_output_between_steps_belongs_to_the_next(self, sandbox, shell):
         shell.run("(sleep 0.2; echo late; touch /tmp/said) &")
-        wait_until(lambda: sandbox.exec("test -e /tmp/said").ok)
+        until(lambda: sandbox.exec("test -e /tmp/said").ok)
         assert shell.run("echo now").stdout == "late\nnow\n"
 
     def test_output_is_limited_as_a_command_s(self, open_sandbox):

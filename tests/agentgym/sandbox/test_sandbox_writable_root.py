@@ -46,11 +46,6 @@ def box(open_sandbox):
     return open_sandbox(writable_root=True, disk=16 * MEGABYTE)
 
 
-def test_by_default_the_root_is_read_only(sandbox):
-    assert not sandbox.exec("mkdir /testbed").ok
-    assert "Read-only" in sandbox.exec("mkdir /testbed /var/tmp/x").stderr
-
-
 def test_programs_write_where_the_modes_allow_it(box):
     box.write("/testbed/a", "x")
     made = box.exec("cd /testbed && mkdir -p src && mv src lib && rm a && echo y > b && cp b /var/tmp/c && ls -d lib b")
