@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import operator
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,28 +27,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from peers import peer_python
+
 HERE = Path(__file__).parent
 PARTS = HERE / "gateway_sides"
 PEER = "litellm[proxy]==1.108.7"
 SIDES = ("engine", "inside", "upstream", "litellm")
 GOAL_MS, GOAL_CALLS = 1.0, 2000
-
-
-def peer_python() -> Path:
-    """The Python of LiteLLM's virtual environment, which is made where there is none."""
-    mark = hashlib.sha256((PEER + platform.python_version()).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"litellm-{mark}"
-    if not (folder / "complete").exists():
-        print(f"installing {PEER} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", PEER]
-        done = subprocess.run(install, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{PEER} cannot be installed: {done.stderr[-2000:]}")
-        (folder / "complete").touch()
-    return folder / "bin" / "python"
 
 
 @contextlib.contextmanager
@@ -59,7 +42,7 @@ def side_of(name: str, folder: Path, engine: dict[str, Any]) -> Iterator[dict[st
     env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, PARTS / "serve.py", name, folder / name, engine.get("url", "")]
     if name == "litellm":
-        command = [peer_python(), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
+        command = [peer_python("litellm", [PEER]), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
         env.pop("PYTHONPATH")
     process = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env

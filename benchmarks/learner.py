@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from learning.cases import CASES, QUICK, Case, write_case
-from learning.peer import ONE_THREAD, TRL, trl_python
+from peers import ONE_THREAD, TRL, trl_python
 
 HERE = Path(__file__).parent / "learning"
 
