@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from found import write
 from peers import ONE_THREAD, peer_python
 
 HERE = Path(__file__).parent / "evaluation"
@@ -115,10 +115,7 @@ def main() -> None:
     with endpoint() as base_url:
         served = measure([s for s in sides if s != sides[1]], max(episodes // 2, 1), rounds, (32, 512), base_url)
     show(f"{max(episodes // 2, 1)} episodes, a local HTTP endpoint", served)
-    if args.out:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        about = {**machine, "load": os.getloadavg(), "peers": PEERS, "rounds": rounds, "goal": GOAL}
-        args.out.write_text(json.dumps({**about, "instant": instant, "http": served}, indent=2) + "\n")
+    write(args.out, peers=PEERS, rounds=rounds, goal=GOAL, instant=instant, http=served)
 
 
 if __name__ == "__main__":

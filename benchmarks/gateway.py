@@ -18,7 +18,6 @@ import itertools
 import json
 import operator
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from found import write
 from peers import peer_python
 
 HERE = Path(__file__).parent
@@ -168,17 +168,15 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        about = {"sync_ms": sync_ms(folder), "python": platform.python_version(), "cpus": os.cpu_count()}
+        synced = sync_ms(folder)
         with side_of("engine", folder, {}) as engine:
             rows = rows_of(args, engine, folder, "instant")
         if args.vllm:
             with vllm(folder) as engine:
                 rows += rows_of(args, engine, folder / "vllm", "vLLM")
-    about["load"] = os.getloadavg()
     show(rows)
-    print(f"\none synced write: {about['sync_ms']:.2f} ms; load {about['load'][0]:.1f}")
-    if args.out:
-        args.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+    print(f"\none synced write: {synced:.2f} ms; load {os.getloadavg()[0]:.1f}")
+    write(args.out, sync_ms=synced, rows=rows)
 
 
 if __name__ == "__main__":

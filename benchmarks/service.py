@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from found import write
 from peers import ONE_THREAD, peer_python
 
 HERE = Path(__file__).parent
@@ -303,11 +303,8 @@ def main() -> None:
     rows = measured(args, sides)
     show(idle, rows)
     judge(idle, rows)
-    if args.out:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        about = {**machine, "load": os.getloadavg(), "rounds": args.rounds, "seconds": args.seconds}
-        about |= {"goals": GOALS, "goal_megabytes": GOAL_MEGABYTES, "goal_times": GOAL_TIMES}
-        args.out.write_text(json.dumps({**about, "idle": idle, "rows": rows}, indent=2) + "\n")
+    goals = {"goals": GOALS, "goal_megabytes": GOAL_MEGABYTES, "goal_times": GOAL_TIMES}
+    write(args.out, rounds=args.rounds, seconds=args.seconds, **goals, idle=idle, rows=rows)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from found import write
 from peers import peer_python
 
 from agentgym.sandbox import SandboxError, choose
@@ -184,11 +183,8 @@ def main() -> None:
         assert built.tag
         rows.append(measure_peer(name, python, built.tag, args.rounds))
     show(rows, many)
-    if args.out:
-        root = rootfs(image_of(instance))
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()}
-        told = {**machine, "instance": instance.id, "rootfs": root is not None, "sides": rows, "many": many}
-        args.out.write_text(json.dumps(told, indent=2) + "\n")
+    has_rootfs = rootfs(image_of(instance)) is not None
+    write(args.out, instance=instance.id, rootfs=has_rootfs, sides=rows, many=many)
 
 
 if __name__ == "__main__":
