@@ -177,8 +177,7 @@ class Harbor(Env):
         script = self._read.solution / "solve.sh"
         if not script.is_file():
             raise NotImplementedError(f"{self._read.folder} has no solution/solve.sh")
-        below = [(file, str(file.relative_to(self._read.solution))) for file in files_below(self._read.solution)]
-        packed = base64.encodebytes(archive(below)).decode()
+        packed = base64.encodebytes(archive(files_below(self._read.solution))).decode()
         unpack = f"base64 -d <<'END' | tar -xf - -C /solution\n{packed}END"
         return call_text("bash", command=f"{unpack}\n/solution/solve.sh")
 
@@ -195,8 +194,8 @@ class Harbor(Env):
         try:
             folder, variables = self._place.workdir, dict(self._place.variables)
             if folder is None or self._place.image.startswith("/"):
-                told = _told(box)
-                folder, variables = folder or told.pop("workdir", "/workspace"), told["env"] | variables
+                told_folder, told_variables = _told(box)
+                folder, variables = folder or told_folder, told_variables | variables
             files = [(file, posixpath.join(folder, path)) for file, path in self._place.files]
             for made in (folder, "/solution"):  # the solution's folder is for the expert, which is not root
                 box.put_archive(archive([]), made)
@@ -244,8 +243,7 @@ class Harbor(Env):
         """Put the tests into a sandbox whose programs have ended, and run them as Harbor does."""
         box.exec(["rm", "-rf", *REWARDS], cwd="/")
         box.put_archive(archive([]), "/logs/verifier")
-        tests = [(file, str(file.relative_to(self._read.tests))) for file in files_below(self._read.tests)]
-        box.put_archive(archive(tests), "/tests")
+        box.put_archive(archive(files_below(self._read.tests)), "/tests")
         if any(_content(box, path) is not None for path in REWARDS):
             return Verdict({}, "a reward file that could not be removed", "")
         environment = variables | dict(self._read.verifier_variables)
@@ -269,12 +267,12 @@ def _exports(variables: dict[str, str]) -> str:
     return "; ".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def _told(box: Sandbox) -> dict[str, Any]:
-    """What an image that was built for a task says of itself."""
+def _told(box: Sandbox) -> tuple[str, dict[str, str]]:
+    """The working folder and the variables that an image says of itself if it was built for a task."""
+    folder = (_content(box, f"{TOLD}/workdir") or b"").decode().strip()
     lines = (_content(box, f"{TOLD}/env") or b"").decode(errors="replace").splitlines()
     pairs = dict(line.split("=", 1) for line in lines if "=" in line)
-    folder = (_content(box, f"{TOLD}/workdir") or b"").decode().strip()
-    return {"env": {n: v for n, v in pairs.items() if n not in _HIDDEN}} | ({"workdir": folder} if folder else {})
+    return folder or "/workspace", {name: value for name, value in pairs.items() if name not in _HIDDEN}
 
 
 def _content(box: Sandbox, path: str) -> bytes | None:
