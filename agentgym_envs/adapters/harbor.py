@@ -9,7 +9,7 @@ import random
 import shlex
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, acquire
 from agentgym.sandbox.api import MEGABYTE
 from agentgym.tools.text_forms import call_text
-from agentgym.tools.toolset import ToolSet, shortened
+from agentgym.tools.toolset import ToolSet, shortened, tool
 from agentgym_envs.adapters.harbor_images import TOLD, archive, files_below, place_of
 from agentgym_envs.adapters.harbor_tasks import read_task, readable, task_folders
 from agentgym_envs.settings import check_number
@@ -87,7 +87,10 @@ class Harbor(Env):
         self._pids, self._network = pids, bool(network)
         self._folders = task_folders(name)
         self._bench = Workbench(command_timeout, max_output)
-        self._toolset = ToolSet([self._bench.bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
+        bash = tool(self._bench.bash)
+        if network:  # some tasks have one then
+            bash = replace(bash, description=bash.description.replace("no network and ", ""))
+        self._toolset = ToolSet([bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
         self.tools = self._toolset.schemas  # type: ignore[misc]
         self._box: Sandbox | None = None
         # The last step runs the tests, where they fail twice, and may wait for a sandbox.
@@ -197,7 +200,9 @@ class Harbor(Env):
                 told_folder, told_variables = _told(box)
                 folder, variables = folder or told_folder, told_variables | variables
             files = [(file, posixpath.join(folder, path)) for file, path in self._place.files]
-            for made in (folder, "/solution"):  # the solution's folder is for the expert, which is not root
+            if any(path.count("/") == 1 for _, path in files):
+                raise ValueError(f"{self._read.folder}: no file can be put into /: give workdir in task.toml")
+            for made in {folder, "/solution"} - {"/"}:  # the solution's folder is for the expert, which is not root
                 box.put_archive(archive([]), made)
             for top in sorted({path.split("/")[1] for _, path in files}):
                 below = [(file, path.removeprefix(f"/{top}/")) for file, path in files if path.startswith(f"/{top}/")]

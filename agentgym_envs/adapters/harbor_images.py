@@ -141,9 +141,10 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
     """What COPY, WORKDIR and ENV of a Dockerfile ask for, over an image."""
     workdir, place = PurePosixPath("/workspace"), Place(image, None)
     for word, rest in lines:
-        if word in ("COPY", "ADD"):
-            if not _is_plain(("COPY", rest)) or "://" in rest:
-                raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
+        asked = "COPY" if word == "ADD" and "://" not in rest else word
+        if asked in ("ADD", "COPY", "WORKDIR", "ENV") and not _is_plain((asked, rest)):
+            raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
+        if asked == "COPY":
             copied = _copied(task.environment, rest, workdir)
             if any(path.count("/") == 1 for _, path in copied):
                 raise Unsupported(
