@@ -104,9 +104,7 @@ def read_task(folder: Path) -> HarborTask:
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
     environment, verifier = config.get("environment", {}), config.get("verifier", {})
-    compose = [
-        name for name in ("docker-compose.yaml", "docker-compose.yml") if (folder / "environment" / name).exists()
-    ]
+    compose = any(folder.glob("environment/docker-compose.y*ml"))
     reasons = {
         "it has several steps": config.get("steps"),
         "it is for Windows": str(environment.get("os", "linux")).lower() != "linux",

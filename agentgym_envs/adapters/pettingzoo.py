@@ -28,7 +28,6 @@ from agentgym_envs.adapters.gymnasium import (
     written,
 )
 
-MOST_TURNS = 200
 _MASK = "action_mask"
 _NOT_TOLD = re.compile(r"^```\{figure\}(?s:.*?)^```$|^This environment is part of .*$|^# +", re.MULTILINE)
 
@@ -36,7 +35,7 @@ _NOT_TOLD = re.compile(r"^```\{figure\}(?s:.*?)^```$|^This environment is part o
 class PettingZooEnv(PlayersEnv):
     """An environment of PettingZoo, or of a package that registers with it: AEC, or parallel, where all are asked in each round."""
 
-    max_turns = MOST_TURNS
+    max_turns = 200
 
     def __init__(
         self,
