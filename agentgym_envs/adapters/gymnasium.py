@@ -167,18 +167,18 @@ def description_of(docstring: str) -> str:
 
 def uncoloured(picture: str) -> str:
     """Text art without terminal colours; coloured parts are listed below it."""
+    picture = picture.strip("\n")
     marks: list[str] = []
     out = ""
     end = 0
     for found in _COLOURED.finditer(picture):
         out += picture[end : found.start()]
-        line, column = out.count("\n") - len(out) + len(out.lstrip("\n")) + 1, len(out) - out.rfind("\n")
+        line, column = out.count("\n") + 1, len(out) - out.rfind("\n")
         colour = " ".join(name for code in found[1].split(";") if (name := _COLOURS.get(int(code))))
         marks.append(f"line {line}, column {column}: {found[2]!r} is {colour or 'marked'}")
         out += found[2]
         end = found.end()
-    out += picture[end:]
-    return "\n".join([out.strip("\n"), *marks])
+    return "\n".join([out + picture[end:], *marks])
 
 
 # ---- spaces as text

@@ -128,8 +128,8 @@ class Harbor(Env):
         self._release()
         self._box, self._folder, self._variables = self._opened()
         self._bench.begin(self._box, self._folder, _exports(self._variables))
-        self._submitted, self._begun_at = False, time.monotonic()
         seconds = self._read.agent_seconds
+        self._submitted, self._until = False, time.monotonic() + (seconds or math.inf)
         told = INSTRUCTION.format(
             folder=self._folder,
             turns="one reply" if self.max_turns == 1 else f"{self.max_turns} replies",
@@ -144,7 +144,7 @@ class Harbor(Env):
         ("reward", or why there is none), and what the tests printed.
         """
         self.read(action)
-        late = self._seconds_left() <= 0
+        late = time.monotonic() >= self._until
         results = [] if late else self._toolset.answer(assistant(action)) or [user(HINT)]
         last = self.turn >= self.max_turns
         if not (self._submitted or late or last):
@@ -177,19 +177,16 @@ class Harbor(Env):
     def expert_action(self) -> str:
         if self.turn > 0:
             return call_text("submit")
-        script = self._read.solution / "solve.sh"
-        if not script.is_file():
+        solution = self._read.folder / "solution"
+        if not (solution / "solve.sh").is_file():
             raise NotImplementedError(f"{self._read.folder} has no solution/solve.sh")
-        packed = base64.encodebytes(archive(files_below(self._read.solution))).decode()
+        packed = base64.encodebytes(archive(files_below(solution))).decode()
         unpack = f"base64 -d <<'END' | tar -xf - -C /solution\n{packed}END"
         return call_text("bash", command=f"{unpack}\n/solution/solve.sh")
 
     def random_action(self, rng: random.Random) -> str:
         command = rng.choice(("ls", "pwd", "git status", "cat *", "id"))
         return rng.choice((call_text("bash", command=command), call_text("submit"), "Let me think."))
-
-    def _seconds_left(self) -> float:
-        return self._begun_at + (self._read.agent_seconds or math.inf) - time.monotonic()
 
     def _opened(self) -> tuple[Sandbox, str, dict[str, str]]:
         """A fresh sandbox of the task, with the files of its environment, its working folder and its variables."""
@@ -248,7 +245,7 @@ class Harbor(Env):
         """Put the tests into a sandbox whose programs have ended, and run them as Harbor does."""
         box.exec(["rm", "-rf", *REWARDS], cwd="/")
         box.put_archive(archive([]), "/logs/verifier")
-        box.put_archive(archive(files_below(self._read.tests)), "/tests")
+        box.put_archive(archive(files_below(self._read.folder / "tests")), "/tests")
         if any(_content(box, path) is not None for path in REWARDS):
             return Verdict({}, "a reward file that could not be removed", "")
         environment = variables | dict(self._read.verifier_variables)

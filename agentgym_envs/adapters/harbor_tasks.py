@@ -55,14 +55,6 @@ class HarborTask:
     def environment(self) -> Path:
         return self.folder / "environment"
 
-    @property
-    def tests(self) -> Path:
-        return self.folder / "tests"
-
-    @property
-    def solution(self) -> Path:
-        return self.folder / "solution"
-
     def to_task(self, id: str) -> Task:
         kept = {name: self.metadata[name] for name in ("difficulty", "category", "tags") if name in self.metadata}
         return Task(id, (user(self.instruction),), metadata=kept)
