@@ -1,5 +1,8 @@
 """Edits of a text file as an agent asks for them: what a mistaken request is answered with is a `ToolError`."""
 
+import itertools
+import re
+
 from agentgym.tools.toolset import ToolError
 
 AROUND = 4  # lines shown before and after an edit
@@ -35,7 +38,8 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
         why = ". The file's lines end with \\r\\n: replace within one line, or use bash" if windows else ""
         raise ToolError(f"old_str is not in the file. It must be exactly as there, with all spaces{why}")
     if found > 1:
-        lines = ", ".join(map(str, _lines_with(text, old)[:20]))
+        places = itertools.islice(re.finditer(re.escape(old), text), 20)  # of what may be millions
+        lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
         raise ToolError(
             f"old_str is {found} times in the file, at lines {lines}: add lines around it to make it unique"
         )
@@ -66,11 +70,3 @@ def lines_of(text: str) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
-
-
-def _lines_with(text: str, part: str) -> list[int]:
-    found, place = [], text.find(part)
-    while place >= 0:
-        found.append(text.count("\n", 0, place) + 1)
-        place = text.find(part, place + len(part))
-    return found

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from curves import ALWAYS, warm_start
-from learning.peer import ONE_THREAD, TRL, trl_python
+from peers import ONE_THREAD, TRL, trl_python
 
 from agent_train.report.curves import Series, curves_svg
 

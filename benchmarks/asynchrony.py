@@ -17,9 +17,7 @@ import argparse
 import asyncio
 import heapq
 import itertools
-import json
 import math
-import platform
 import random
 import sys
 import tempfile
@@ -34,6 +32,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from conversation import Conversation, Talk
+from found import write
 
 from agent_train.config.schema import Config
 from agent_train.engine.base import Completion, Engine, Sampling
@@ -287,9 +286,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = asyncio.run(measure(args))
     show(rows)
-    if args.out:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "engine": args.engine}
-        args.out.write_text(json.dumps({"rows": rows, **machine}, indent=2) + "\n")
+    write(args.out, engine=args.engine, rows=rows)
 
 
 if __name__ == "__main__":

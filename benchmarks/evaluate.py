@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,11 +21,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from found import write
+from peers import ONE_THREAD, peer_python
+
 HERE = Path(__file__).parent / "evaluation"
 PEERS = {"inspect_ai": ("inspect_ai==0.3.285", "openai==3.54.0"), "verifiers": ("verifiers==0.3.1", "openai==2.54.0")}
 CONCURRENT = (1, 32, 512)
 GOAL = 1500  # episodes/s at 512 at a time, with the model in the process
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 SCORE = 0.75
 
 
@@ -38,22 +37,6 @@ class Side:
     script: str
     python: Path = Path(sys.executable)
     env: dict[str, str] = field(default_factory=dict)
-
-
-def peer_python(name: str) -> Path:
-    """The Python of a peer's virtual environment, which is made where there is none."""
-    pins = PEERS[name]
-    mark = hashlib.sha256(" ".join((*pins, platform.python_version())).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"{name}-{mark}"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"installing {', '.join(pins)} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins], check=True)
-        (folder / "complete").touch()
-    return python
 
 
 def play(side: Side, episodes: int, concurrent: int, base_url: str | None) -> dict[str, float]:
@@ -122,8 +105,8 @@ def main() -> None:
     sides = [ours, Side("agentgym, in memory", ours.script, env={"AGENTGYM_IN_MEMORY": "1"})]
     if not args.only_agentgym:
         sides += [
-            Side("inspect_ai", "play_inspect.py", peer_python("inspect_ai")),
-            Side("verifiers", "play_verifiers.py", peer_python("verifiers")),
+            Side("inspect_ai", "play_inspect.py", peer_python("inspect_ai", PEERS["inspect_ai"])),
+            Side("verifiers", "play_verifiers.py", peer_python("verifiers", PEERS["verifiers"])),
         ]
     instant = measure(sides, episodes, rounds, CONCURRENT, None)
     show(f"{episodes} episodes, the model in the process", instant)
@@ -132,10 +115,7 @@ def main() -> None:
     with endpoint() as base_url:
         served = measure([s for s in sides if s != sides[1]], max(episodes // 2, 1), rounds, (32, 512), base_url)
     show(f"{max(episodes // 2, 1)} episodes, a local HTTP endpoint", served)
-    if args.out:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        about = {**machine, "load": os.getloadavg(), "peers": PEERS, "rounds": rounds, "goal": GOAL}
-        args.out.write_text(json.dumps({**about, "instant": instant, "http": served}, indent=2) + "\n")
+    write(args.out, peers=PEERS, rounds=rounds, goal=GOAL, instant=instant, http=served)
 
 
 if __name__ == "__main__":

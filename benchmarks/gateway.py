@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import operator
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,28 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from found import write
+from peers import peer_python
+
 HERE = Path(__file__).parent
 PARTS = HERE / "gateway_sides"
 PEER = "litellm[proxy]==1.108.7"
 SIDES = ("engine", "inside", "upstream", "litellm")
 GOAL_MS, GOAL_CALLS = 1.0, 2000
-
-
-def peer_python() -> Path:
-    """The Python of LiteLLM's virtual environment, which is made where there is none."""
-    mark = hashlib.sha256((PEER + platform.python_version()).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"litellm-{mark}"
-    if not (folder / "complete").exists():
-        print(f"installing {PEER} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", PEER]
-        done = subprocess.run(install, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{PEER} cannot be installed: {done.stderr[-2000:]}")
-        (folder / "complete").touch()
-    return folder / "bin" / "python"
 
 
 @contextlib.contextmanager
@@ -59,7 +42,7 @@ def side_of(name: str, folder: Path, engine: dict[str, Any]) -> Iterator[dict[st
     env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, PARTS / "serve.py", name, folder / name, engine.get("url", "")]
     if name == "litellm":
-        command = [peer_python(), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
+        command = [peer_python("litellm", [PEER]), PARTS / "serve_litellm.py", folder, engine["url"], engine["model"]]
         env.pop("PYTHONPATH")
     process = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
@@ -185,17 +168,15 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        about = {"sync_ms": sync_ms(folder), "python": platform.python_version(), "cpus": os.cpu_count()}
+        synced = sync_ms(folder)
         with side_of("engine", folder, {}) as engine:
             rows = rows_of(args, engine, folder, "instant")
         if args.vllm:
             with vllm(folder) as engine:
                 rows += rows_of(args, engine, folder / "vllm", "vLLM")
-    about["load"] = os.getloadavg()
     show(rows)
-    print(f"\none synced write: {about['sync_ms']:.2f} ms; load {about['load'][0]:.1f}")
-    if args.out:
-        args.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+    print(f"\none synced write: {synced:.2f} ms; load {os.getloadavg()[0]:.1f}")
+    write(args.out, sync_ms=synced, rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ python benchmarks/generator.py [--out FILE.json] [--episodes 256,2048] [--rounds
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
-import platform
 import sys
 import tempfile
 import time
@@ -21,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from conversation import Conversation, Talk
+from found import write
 
 from agent_train.cli import COLLECT_AFTER
 from agent_train.engine.base import Completion, Engine, Sampling
@@ -139,9 +138,7 @@ def main() -> None:
         )
     server.terminate()
     sys.stdout.write("\n".join(out) + "\n")
-    if args.out:
-        machine = {"python": platform.python_version(), "machine": platform.machine()}
-        args.out.write_text(json.dumps({"rows": rows, **machine}, indent=2) + "\n")
+    write(args.out, rows=rows)
 
 
 if __name__ == "__main__":

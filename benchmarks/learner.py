@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from found import write
 from learning.cases import CASES, QUICK, Case, write_case
-from learning.peer import ONE_THREAD, TRL, trl_python
+from peers import ONE_THREAD, TRL, trl_python
 
 HERE = Path(__file__).parent / "learning"
 
@@ -203,11 +203,8 @@ def main() -> None:
     if "gpu" in parts:
         found["gpu"] = on_gpu(args.profile)
         show("GPU, bf16" if found["gpu"] else "GPU: not measured, torch finds no CUDA here", found["gpu"])
-    if args.out:
-        about = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        about |= {"load": os.getloadavg(), "rounds": rounds, "steps": steps, "goal": GOAL, "peer": TRL}
-        about |= {name: version(name) for name in ("torch", "transformers")}
-        args.out.write_text(json.dumps({**about, **found}, indent=2) + "\n")
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    write(args.out, rounds=rounds, steps=steps, goal=GOAL, peer=TRL, **versions, **found)
 
 
 if __name__ == "__main__":

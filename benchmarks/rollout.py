@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from found import write
 
 from agentgym import Env, Task, make, run_many
 from agentgym.policies.base import ScriptedPolicy
@@ -140,9 +139,7 @@ def main() -> None:
     cases = [("for loop", 1), ("to_thread", 64), ("run_many", 64)]
     sleeping = measure(cases, lambda: slow_lake(0.005), few, 2)
     show(f"{len(few)} episodes, every step sleeps 5 ms", sleeping)
-    if args.out:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        args.out.write_text(json.dumps({**machine, "instant": instant, "sleeping": sleeping}, indent=2) + "\n")
+    write(args.out, instant=instant, sleeping=sleeping)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from found import write
 
 from agentgym.sandbox import SandboxError, SandboxSpec, choose
 from agentgym.sandbox.backends.bubblewrap import open_bubblewrap
@@ -237,17 +237,7 @@ def main() -> None:
             side.close()
         servers.close()
     show(found)
-    if args.out:
-        machine = {
-            "python": platform.python_version(),
-            "cpus": os.cpu_count(),
-            "machine": platform.machine(),
-            "load": os.getloadavg(),
-        }
-        rows = [row(side) for side in found]
-        args.out.write_text(
-            json.dumps({**machine, "rounds": rounds, "goals_ms": GOALS, "sides": rows}, indent=2) + "\n"
-        )
+    write(args.out, rounds=rounds, goals_ms=GOALS, sides=[row(side) for side in found])
 
 
 if __name__ == "__main__":

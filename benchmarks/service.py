@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
-import platform
-import shutil
 import socket
 import statistics
 import subprocess
@@ -30,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from found import write
+from peers import ONE_THREAD, peer_python
+
 HERE = Path(__file__).parent
 SERVING = HERE / "serving"
 PINS = HERE.parent / "tests/agentgym/service/openenv_foreign/packages.txt"
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 BOOT_SECONDS = 60.0
 SIDES = (
     *("agentgym+openenv", "agentgym+agentgym", "agentgym+raw"),
@@ -49,21 +48,8 @@ GOAL_TIMES = 3.0
 
 
 def openenv_python() -> Path:
-    """The Python of OpenEnv's virtual environment, which is made where there is none."""
-    mark = hashlib.sha256(PINS.read_bytes() + platform.python_version().encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"openenv-{mark}"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"installing openenv into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "-r", PINS]
-        done = subprocess.run(install, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"openenv cannot be installed: {done.stderr[-2000:]}")
-        (folder / "complete").touch()
-    return python
+    pins = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
+    return peer_python("openenv", pins, "--no-deps")
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -317,11 +303,8 @@ def main() -> None:
     rows = measured(args, sides)
     show(idle, rows)
     judge(idle, rows)
-    if args.out:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-        about = {**machine, "load": os.getloadavg(), "rounds": args.rounds, "seconds": args.seconds}
-        about |= {"goals": GOALS, "goal_megabytes": GOAL_MEGABYTES, "goal_times": GOAL_TIMES}
-        args.out.write_text(json.dumps({**about, "idle": idle, "rows": rows}, indent=2) + "\n")
+    goals = {"goals": GOALS, "goal_megabytes": GOAL_MEGABYTES, "goal_times": GOAL_TIMES}
+    write(args.out, rounds=args.rounds, seconds=args.seconds, **goals, idle=idle, rows=rows)
 
 
 if __name__ == "__main__":

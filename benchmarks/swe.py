@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,6 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from found import write
+from peers import peer_python
 
 from agentgym.sandbox import SandboxError, choose
 from agentgym.sandbox.images.build import rootfs
@@ -126,22 +126,6 @@ def measure_many(instance: Instance, backend: str, concurrent: int) -> dict[str,
     }
 
 
-def peer_python(name: str) -> Path:
-    """The Python of a peer's virtual environment, which is made where there is none."""
-    pins = PEERS[name]
-    mark = hashlib.sha256(" ".join((*pins, platform.python_version())).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentgym" / "benchmarks" / f"{name}-{mark}"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"installing {', '.join(pins)} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins], check=True)
-        (folder / "complete").touch()
-    return python
-
-
 def measure_peer(name: str, python: Path, tag: str, rounds: int) -> dict[str, Any]:
     """Starts and commands of a peer in a docker image."""
     command = [python, HERE / f"{name.replace('-', '_')}.py", "--image", tag, "--rounds", str(rounds)]
@@ -190,7 +174,7 @@ def main() -> None:
         raise SystemExit(made.error)
     found = backends(instance)
     peers = PEERS if "docker" in found and not args.only_agentgym else {}
-    pythons = {name: peer_python(name) for name in peers}
+    pythons = {name: peer_python(name, pins) for name, pins in peers.items()}
     rows = [measure_one(instance, name, args.rounds) for name in found]
     many = [measure_many(instance, name, n) for n in map(int, args.concurrent.split(",")) for name in found]
     for name, python in pythons.items():
@@ -199,11 +183,8 @@ def main() -> None:
         assert built.tag
         rows.append(measure_peer(name, python, built.tag, args.rounds))
     show(rows, many)
-    if args.out:
-        root = rootfs(image_of(instance))
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()}
-        told = {**machine, "instance": instance.id, "rootfs": root is not None, "sides": rows, "many": many}
-        args.out.write_text(json.dumps(told, indent=2) + "\n")
+    has_rootfs = rootfs(image_of(instance)) is not None
+    write(args.out, instance=instance.id, rootfs=has_rootfs, sides=rows, many=many)
 
 
 if __name__ == "__main__":

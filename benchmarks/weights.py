@@ -9,10 +9,8 @@ python benchmarks/weights.py [--out FILE.json] [--models 0.1B,0.5B] [--rounds N]
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from found import write
 
 from agent_train.weights.collective import broadcast_buckets, checksum, make_group, receive_buckets
 from agent_train.weights.files import WeightCopy
@@ -206,9 +205,7 @@ def main() -> None:
             sizes = f"{each['bytes'] / 1e6:.1f} | {share:.3f}"
             sys.stdout.write(f"| {name} | {each['transport']} | {sizes} | {seconds} | {'met' if met else 'MISSED'} |\n")
             rows.append({"model": name, "share": share, **each})
-    if args.out:
-        machine = {"python": platform.python_version(), "machine": platform.machine()}
-        args.out.write_text(json.dumps({"rows": rows, **machine}, indent=2) + "\n")
+    write(args.out, rows=rows)
 
 
 if __name__ == "__main__":

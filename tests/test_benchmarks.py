@@ -14,13 +14,18 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
+def numbers_of(folder, script, *options, timeout=280):
+    """What a benchmark with these options wrote as JSON."""
+    command = [sys.executable, str(BENCHMARKS / script), *options, "--out", "numbers.json"]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "numbers.json").read_text())
+
+
 @pytest.mark.sandbox
 @pytest.mark.slow
 def test_sandbox(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "sandbox.py"), "--quick", "--out", "numbers.json"]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    sides = json.loads((tmp_path / "numbers.json").read_text())["sides"]
+    sides = numbers_of(tmp_path, "sandbox.py", "--quick")["sides"]
     assert sides[0]["side"] == "subprocess"
     assert len(sides) > 1
     for side in sides:
@@ -31,11 +36,7 @@ def test_sandbox(tmp_path):
 @pytest.mark.slow
 def test_evaluate(tmp_path):
     """Without the peers, which are not installed for tests."""
-    options = ["--quick", "--only-agentgym", "--out", "numbers.json"]
-    command = [sys.executable, str(BENCHMARKS / "evaluate.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    numbers = numbers_of(tmp_path, "evaluate.py", "--quick", "--only-agentgym")
     assert [row["concurrent"] for row in numbers["instant"]] == [1, 1, 32, 32, 512, 512]
     assert [row["concurrent"] for row in numbers["http"]] == [32, 512]
     assert all(row["episodes_per_second"] > 0 for row in numbers["instant"] + numbers["http"])
@@ -44,11 +45,8 @@ def test_evaluate(tmp_path):
 @pytest.mark.slow
 def test_learner(tmp_path):
     """Without TRL, which is not installed for tests. It fails where ways of computing a step differ in gradients or losses."""
-    options = ["--quick", "--only-agentgym", "--parts", "trl,packing,shared_prefix", "--out", "numbers.json"]
-    command = [sys.executable, str(BENCHMARKS / "learner.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "numbers.json").read_text())["trl"]
+    options = ["--quick", "--only-agentgym", "--parts", "trl,packing,shared_prefix"]
+    rows = numbers_of(tmp_path, "learner.py", *options)["trl"]
     assert [(row["what"], row["side"]) for row in rows] == [
         ("training half", "agentgym"),
         ("training half", "agentgym, shared prefix"),
@@ -61,11 +59,8 @@ def test_learner(tmp_path):
 @pytest.mark.slow
 def test_asynchrony(tmp_path):
     """It fails where a token is staler than the bound."""
-    options = ["--steps", "3", "--groups", "1", "--staleness", "0,2", "--out", "numbers.json"]
-    command = [sys.executable, str(BENCHMARKS / "asynchrony.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    options = ["--steps", "3", "--groups", "1", "--staleness", "0,2"]
+    rows = numbers_of(tmp_path, "asynchrony.py", *options, timeout=120)["rows"]
     assert [row["staleness"] for row in rows] == [0, 2]
     assert rows[0]["mean_lag"] == 0 < rows[1]["mean_lag"]
     assert all(row["limit_seconds"] < row["ceiling_seconds"] <= row["step_seconds"] for row in rows)
@@ -99,19 +94,7 @@ def test_two_samples_differ_if_what_takes_long_is_left_out_of_one(asynchrony):
 
 @pytest.mark.slow
 def test_generator(tmp_path):
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "generator.py"),
-        "--episodes",
-        "64",
-        "--rounds",
-        "1",
-        "--out",
-        "numbers.json",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    (row,) = numbers_of(tmp_path, "generator.py", "--episodes", "64", "--rounds", "1", timeout=120)["rows"]
     assert row["episodes"] == 64
     assert row["wall"] > 0.4
 
@@ -119,11 +102,7 @@ def test_generator(tmp_path):
 @pytest.mark.slow
 def test_weights(tmp_path):
     """It fails where what arrives is not what was sent."""
-    options = ["--models", "tiny", "--rounds", "2", "--out", "numbers.json"]
-    command = [sys.executable, str(BENCHMARKS / "weights.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    rows = numbers_of(tmp_path, "weights.py", "--models", "tiny", "--rounds", "2", timeout=120)["rows"]
     assert [row["transport"] for row in rows] == ["collective", "disk", "delta"]
     assert rows[2]["share"] < 0.2
 
@@ -132,10 +111,7 @@ def test_weights(tmp_path):
 def test_gateway(tmp_path):
     """Without LiteLLM and vLLM. It fails where a call is not answered."""
     options = ["--seconds", "0.3", "--rounds", "1", "--connections", "2", "--sides", "engine,inside,upstream"]
-    command = [sys.executable, str(BENCHMARKS / "gateway.py"), *options, "--out", "numbers.json"]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    rows = numbers_of(tmp_path, "gateway.py", *options)["rows"]
     kinds = itertools.product((8, 1), (False, True), ("engine", "inside", "upstream"))
     assert [(row["turns"], row["stream"], row["side"]) for row in rows] == list(kinds)
     assert all(row["calls_per_second"] > 0 and row["cpu_us"] > 0 for row in rows)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from agentgym.core.registration import UnknownEnvError, adapters
+from agentgym.core.tasks import Task, TaskSet
+from agentgym_envs.splits import SEEDS, check_split
 
 
 def imported(prefix: str, module: str | None = None) -> Any:
@@ -30,6 +32,12 @@ def check_name(prefix: str, name: str, names: Iterable[str]) -> None:
     raise UnknownEnvError(
         f"no environment {prefix + ':' + name!r}: there are {len(known)} names, among them {', '.join(near)}"
     )
+
+
+def seed_tasks(prefix: str, name: str, split: str) -> TaskSet:
+    """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
+    check_split(f"{prefix}:{name}", split)
+    return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), SEEDS[split], name=f"{name}/{split}")
 
 
 def plain(value: Any) -> Any:

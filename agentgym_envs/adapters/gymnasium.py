@@ -1,11 +1,12 @@
 """Gymnasium environments as text environments. See README.md beside this file."""
 
+import functools
 import importlib
 import inspect
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -15,10 +16,9 @@ from gymnasium import Space, spaces
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, user
 from agentgym.core.registration import UnknownEnvError
-from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.tasks import TaskSet
 from agentgym.tools.text_forms import NotJson, parse_json, spoken
-from agentgym_envs.adapters.foreign import plain, plain_info, settings_key
-from agentgym_envs.splits import SEEDS, check_split
+from agentgym_envs.adapters.foreign import plain, plain_info, seed_tasks, settings_key
 
 MOST_NUMBERS = 256  # in an observation or action that is shown as text
 _LISTS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
@@ -67,9 +67,7 @@ class GymnasiumEnv(Env):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
-        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
-        check_split(f"gymnasium:{name}", split)
-        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), SEEDS[split], name=f"{name}/{split}")
+        return seed_tasks("gymnasium", name, split)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         super().reset(seed=seed, options=options)
@@ -95,7 +93,7 @@ class GymnasiumEnv(Env):
         try:
             value, wrong = action_of(inner.action_space, text, self._actions), ""
         except InvalidAction as error:
-            value = self._sampled(self._stray)
+            value = sampled(inner.action_space, self._mask, self._stray)
             wrong = f"{error}. A random action was taken in its place: {written(value)}.\n\n"
         observation, earned, terminated, truncated, given = inner.step(value)
         reward = float(earned)
@@ -110,7 +108,7 @@ class GymnasiumEnv(Env):
         return shown, reward, terminated, truncated, info
 
     def random_action(self, rng: random.Random) -> str:
-        value = self._sampled(rng)
+        value = sampled(self._opened().action_space, self._mask, rng)
         return value if isinstance(value, str) else written(value)
 
     def close(self) -> None:
@@ -119,19 +117,9 @@ class GymnasiumEnv(Env):
             self._inner.close()
             self._inner = None
 
-    def _sampled(self, rng: random.Random) -> Any:
-        """A value of the action space, among the valid ones if the environment masks actions."""
-        space = self._opened().action_space
-        space.seed(rng.getrandbits(31))
-        masked = isinstance(space, spaces.Discrete) and self._mask is not None
-        return space.sample(self._mask) if masked else space.sample()
-
     def _opened(self) -> gymnasium.Env[Any, Any]:
         if self._inner is None:
-            inner: Any = gymnasium.make(self.name, disable_env_checker=True, **self._settings)
-            if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
-                inner.close()
-                inner = gymnasium.make(self.name, disable_env_checker=True, render_mode="ansi", **self._settings)
+            inner = opened(functools.partial(gymnasium.make, self.name, disable_env_checker=True), self._settings)
             seen = inner.observation_space
             if numbers_in(seen) > MOST_NUMBERS:
                 raise TypeError(
@@ -157,6 +145,15 @@ class GymnasiumEnv(Env):
         return f"{uncoloured(picture)}\n\nObservation: {seen}" if isinstance(picture, str) else f"Observation: {seen}"
 
 
+def opened(make: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    """An environment with these settings that renders as text if it can."""
+    inner = make(**settings)
+    if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in settings:
+        inner.close()
+        inner = make(**settings, render_mode="ansi")
+    return inner
+
+
 def description_of(docstring: str) -> str:
     text = re.sub(r"</?[a-z][^>]*>", "", inspect.cleandoc(docstring))
     begin, *sections = re.split(r"^ *## +", text, flags=re.MULTILINE)
@@ -170,18 +167,18 @@ def description_of(docstring: str) -> str:
 
 def uncoloured(picture: str) -> str:
     """Text art without terminal colours; coloured parts are listed below it."""
+    picture = picture.strip("\n")
     marks: list[str] = []
     out = ""
     end = 0
     for found in _COLOURED.finditer(picture):
         out += picture[end : found.start()]
-        line, column = out.count("\n") - len(out) + len(out.lstrip("\n")) + 1, len(out) - out.rfind("\n")
+        line, column = out.count("\n") + 1, len(out) - out.rfind("\n")
         colour = " ".join(name for code in found[1].split(";") if (name := _COLOURS.get(int(code))))
         marks.append(f"line {line}, column {column}: {found[2]!r} is {colour or 'marked'}")
         out += found[2]
         end = found.end()
-    out += picture[end:]
-    return "\n".join([out.strip("\n"), *marks])
+    return "\n".join([out + picture[end:], *marks])
 
 
 # ---- spaces as text
@@ -208,6 +205,12 @@ def check_actions(space: Space[Any], of: str) -> None:
         check_actions(part, of)
     if numbers_in(space) > MOST_NUMBERS:
         raise TypeError(f"{of}: actions of {numbers_in(space)} numbers ({space}) cannot be read from text")
+
+
+def sampled(space: Space[Any], mask: Any, rng: random.Random) -> Any:
+    """A value of an action space, among the legal ones if there is a mask of them."""
+    space.seed(rng.getrandbits(31))
+    return space.sample(mask) if isinstance(space, spaces.Discrete) and mask is not None else space.sample()
 
 
 def written(value: Any) -> str:

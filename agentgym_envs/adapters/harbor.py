@@ -9,7 +9,7 @@ import random
 import shlex
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym.sandbox import Sandbox, SandboxError, SandboxSpec, acquire
 from agentgym.sandbox.api import MEGABYTE
 from agentgym.tools.text_forms import call_text
-from agentgym.tools.toolset import ToolSet, shortened
+from agentgym.tools.toolset import ToolSet, shortened, tool
 from agentgym_envs.adapters.harbor_images import TOLD, archive, files_below, place_of
 from agentgym_envs.adapters.harbor_tasks import read_task, readable, task_folders
 from agentgym_envs.settings import check_number
@@ -87,7 +87,10 @@ class Harbor(Env):
         self._pids, self._network = pids, bool(network)
         self._folders = task_folders(name)
         self._bench = Workbench(command_timeout, max_output)
-        self._toolset = ToolSet([self._bench.bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
+        bash = tool(self._bench.bash)
+        if network:  # some tasks have one then
+            bash = replace(bash, description=bash.description.replace("no network and ", ""))
+        self._toolset = ToolSet([bash, self._bench.edit, self.submit], seconds=2 * command_timeout)
         self.tools = self._toolset.schemas  # type: ignore[misc]
         self._box: Sandbox | None = None
         # The last step runs the tests, where they fail twice, and may wait for a sandbox.
@@ -125,8 +128,8 @@ class Harbor(Env):
         self._release()
         self._box, self._folder, self._variables = self._opened()
         self._bench.begin(self._box, self._folder, _exports(self._variables))
-        self._submitted, self._begun_at = False, time.monotonic()
         seconds = self._read.agent_seconds
+        self._submitted, self._until = False, time.monotonic() + (seconds or math.inf)
         told = INSTRUCTION.format(
             folder=self._folder,
             turns="one reply" if self.max_turns == 1 else f"{self.max_turns} replies",
@@ -141,7 +144,7 @@ class Harbor(Env):
         ("reward", or why there is none), and what the tests printed.
         """
         self.read(action)
-        late = self._seconds_left() <= 0
+        late = time.monotonic() >= self._until
         results = [] if late else self._toolset.answer(assistant(action)) or [user(HINT)]
         last = self.turn >= self.max_turns
         if not (self._submitted or late or last):
@@ -174,11 +177,10 @@ class Harbor(Env):
     def expert_action(self) -> str:
         if self.turn > 0:
             return call_text("submit")
-        script = self._read.solution / "solve.sh"
-        if not script.is_file():
+        solution = self._read.folder / "solution"
+        if not (solution / "solve.sh").is_file():
             raise NotImplementedError(f"{self._read.folder} has no solution/solve.sh")
-        below = [(file, str(file.relative_to(self._read.solution))) for file in files_below(self._read.solution)]
-        packed = base64.encodebytes(archive(below)).decode()
+        packed = base64.encodebytes(archive(files_below(solution))).decode()
         unpack = f"base64 -d <<'END' | tar -xf - -C /solution\n{packed}END"
         return call_text("bash", command=f"{unpack}\n/solution/solve.sh")
 
@@ -186,19 +188,18 @@ class Harbor(Env):
         command = rng.choice(("ls", "pwd", "git status", "cat *", "id"))
         return rng.choice((call_text("bash", command=command), call_text("submit"), "Let me think."))
 
-    def _seconds_left(self) -> float:
-        return self._begun_at + (self._read.agent_seconds or math.inf) - time.monotonic()
-
     def _opened(self) -> tuple[Sandbox, str, dict[str, str]]:
         """A fresh sandbox of the task, with the files of its environment, its working folder and its variables."""
         box = acquire(self._spec(), self.sandbox)
         try:
             folder, variables = self._place.workdir, dict(self._place.variables)
             if folder is None or self._place.image.startswith("/"):
-                told = _told(box)
-                folder, variables = folder or told.pop("workdir", "/workspace"), told["env"] | variables
+                told_folder, told_variables = _told(box)
+                folder, variables = folder or told_folder, told_variables | variables
             files = [(file, posixpath.join(folder, path)) for file, path in self._place.files]
-            for made in (folder, "/solution"):  # the solution's folder is for the expert, which is not root
+            if any(path.count("/") == 1 for _, path in files):
+                raise ValueError(f"{self._read.folder}: no file can be put into /: give workdir in task.toml")
+            for made in {folder, "/solution"} - {"/"}:  # the solution's folder is for the expert, which is not root
                 box.put_archive(archive([]), made)
             for top in sorted({path.split("/")[1] for _, path in files}):
                 below = [(file, path.removeprefix(f"/{top}/")) for file, path in files if path.startswith(f"/{top}/")]
@@ -244,8 +245,7 @@ class Harbor(Env):
         """Put the tests into a sandbox whose programs have ended, and run them as Harbor does."""
         box.exec(["rm", "-rf", *REWARDS], cwd="/")
         box.put_archive(archive([]), "/logs/verifier")
-        tests = [(file, str(file.relative_to(self._read.tests))) for file in files_below(self._read.tests)]
-        box.put_archive(archive(tests), "/tests")
+        box.put_archive(archive(files_below(self._read.folder / "tests")), "/tests")
         if any(_content(box, path) is not None for path in REWARDS):
             return Verdict({}, "a reward file that could not be removed", "")
         environment = variables | dict(self._read.verifier_variables)
@@ -269,12 +269,12 @@ def _exports(variables: dict[str, str]) -> str:
     return "; ".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def _told(box: Sandbox) -> dict[str, Any]:
-    """What an image that was built for a task says of itself."""
+def _told(box: Sandbox) -> tuple[str, dict[str, str]]:
+    """The working folder and the variables that an image says of itself if it was built for a task."""
+    folder = (_content(box, f"{TOLD}/workdir") or b"").decode().strip()
     lines = (_content(box, f"{TOLD}/env") or b"").decode(errors="replace").splitlines()
     pairs = dict(line.split("=", 1) for line in lines if "=" in line)
-    folder = (_content(box, f"{TOLD}/workdir") or b"").decode().strip()
-    return {"env": {n: v for n, v in pairs.items() if n not in _HIDDEN}} | ({"workdir": folder} if folder else {})
+    return folder or "/workspace", {name: value for name, value in pairs.items() if name not in _HIDDEN}
 
 
 def _content(box: Sandbox, path: str) -> bytes | None:

@@ -103,8 +103,9 @@ def archive(files: Iterable[tuple[Path, str]]) -> bytes:
     return made.getvalue()
 
 
-def files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def files_below(folder: Path) -> list[tuple[Path, str]]:
+    """The files below a folder, each with its path in it."""
+    return [(path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _ours(image: str) -> str | None:
@@ -140,9 +141,10 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
     """What COPY, WORKDIR and ENV of a Dockerfile ask for, over an image."""
     workdir, place = PurePosixPath("/workspace"), Place(image, None)
     for word, rest in lines:
-        if word in ("COPY", "ADD"):
-            if not _is_plain(("COPY", rest)) or "://" in rest:
-                raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
+        asked = "COPY" if word == "ADD" and "://" not in rest else word
+        if asked in ("ADD", "COPY", "WORKDIR", "ENV") and not _is_plain((asked, rest)):
+            raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
+        if asked == "COPY":
             copied = _copied(task.environment, rest, workdir)
             if any(path.count("/") == 1 for _, path in copied):
                 raise Unsupported(
@@ -169,7 +171,7 @@ def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path
             raise ValueError(f"COPY {rest}: there is no {source} in {context}")
         for match in matches:
             if match.is_dir():
-                found += [(file, str(into / file.relative_to(match))) for file in files_below(match)]
+                found += [(file, str(into / path)) for file, path in files_below(match)]
             else:
                 as_folder = is_folder or len(sources) > 1 or len(matches) > 1
                 found.append((match, str(into / match.name if as_folder else into)))
@@ -179,9 +181,9 @@ def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path
 def _published(task: HarborTask, image: str) -> Place:
     """As Harbor does, `environment/` goes into the working folder where it has no Dockerfile."""
     name = _ours(image)
-    own = [] if (task.environment / "Dockerfile").is_file() else files_below(task.environment)
     place = Place(name, "/workspace") if name else Place(_to_build(task, f"FROM {image}\n", context=False), None)
-    place.files = [(file, file.relative_to(task.environment).as_posix()) for file in own]  # below the working folder
+    if not (task.environment / "Dockerfile").is_file():
+        place.files = files_below(task.environment)  # below the working folder
     return place
 
 
@@ -197,13 +199,13 @@ def _with_our_tags(dockerfile: str) -> str:
 
 def _own_folder(task: HarborTask) -> str:
     files: dict[str, Path | str] = {name: task.environment / name for name in OWN_FILES}
-    below = task.environment / "files"
-    return _folder(task, files | {f"files/{file.relative_to(below)}": file for file in files_below(below)})
+    below = files_below(task.environment / "files")
+    return _folder(task, files | {f"files/{path}": file for file, path in below})
 
 
 def _to_build(task: HarborTask, dockerfile: str, context: bool = True) -> str:
     kept = files_below(task.environment) if context else []
-    files: dict[str, Path | str] = {file.relative_to(task.environment).as_posix(): file for file in kept}
+    files: dict[str, Path | str] = {path: file for file, path in kept}
     return _folder(task, files | {"Dockerfile": dockerfile.rstrip("\n") + "\n" + _EPILOGUE})
 
 

@@ -55,14 +55,6 @@ class HarborTask:
     def environment(self) -> Path:
         return self.folder / "environment"
 
-    @property
-    def tests(self) -> Path:
-        return self.folder / "tests"
-
-    @property
-    def solution(self) -> Path:
-        return self.folder / "solution"
-
     def to_task(self, id: str) -> Task:
         kept = {name: self.metadata[name] for name in ("difficulty", "category", "tags") if name in self.metadata}
         return Task(id, (user(self.instruction),), metadata=kept)
@@ -104,9 +96,7 @@ def read_task(folder: Path) -> HarborTask:
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
     environment, verifier = config.get("environment", {}), config.get("verifier", {})
-    compose = [
-        name for name in ("docker-compose.yaml", "docker-compose.yml") if (folder / "environment" / name).exists()
-    ]
+    compose = any(folder.glob("environment/docker-compose.y*ml"))
     reasons = {
         "it has several steps": config.get("steps"),
         "it is for Windows": str(environment.get("os", "linux")).lower() != "linux",

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from agentgym.core.env import Opening, Step
 from agentgym.core.messages import Action
 from agentgym.core.players import PlayersEnv
-from agentgym.core.tasks import Task, TaskSet
-from agentgym_envs.adapters.foreign import check_name, imported, plain_info, settings_key
+from agentgym.core.tasks import TaskSet
+from agentgym_envs.adapters.foreign import check_name, imported, plain_info, seed_tasks, settings_key
 from agentgym_envs.adapters.gymnasium import (
     MOST_NUMBERS,
     InvalidAction,
@@ -22,12 +22,12 @@ from agentgym_envs.adapters.gymnasium import (
     description_of,
     form_of,
     numbers_in,
+    opened,
+    sampled,
     uncoloured,
     written,
 )
-from agentgym_envs.splits import SEEDS, check_split
 
-MOST_TURNS = 200
 _MASK = "action_mask"
 _NOT_TOLD = re.compile(r"^```\{figure\}(?s:.*?)^```$|^This environment is part of .*$|^# +", re.MULTILINE)
 
@@ -35,7 +35,7 @@ _NOT_TOLD = re.compile(r"^```\{figure\}(?s:.*?)^```$|^This environment is part o
 class PettingZooEnv(PlayersEnv):
     """An environment of PettingZoo, or of a package that registers with it: AEC, or parallel, where all are asked in each round."""
 
-    max_turns = MOST_TURNS
+    max_turns = 200
 
     def __init__(
         self,
@@ -61,9 +61,7 @@ class PettingZooEnv(PlayersEnv):
 
     @classmethod
     def default_tasks(cls, split: str = "train", name: str = "") -> TaskSet:
-        """100,000 train and 1,000 test seeds. Two seeds may pose the same problem; that depends on the environment."""
-        check_split(f"pettingzoo:{name}", split)
-        return TaskSet.generate(lambda seed: Task(f"{name}-{seed}", seed=seed), SEEDS[split], name=f"{name}/{split}")
+        return seed_tasks("pettingzoo", name, split)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
         inner = self._opened()
@@ -148,17 +146,12 @@ class PettingZooEnv(PlayersEnv):
         return plain_info({name: value for name, value in self._info_of_next().items() if name != _MASK})
 
     def _sampled(self, rng: random.Random) -> Any:
-        space = self._opened().action_space(self._inner.agent_selection)
-        space.seed(rng.getrandbits(31))
-        mask = self._mask()
-        return space.sample(mask) if isinstance(space, spaces.Discrete) and mask is not None else space.sample()
+        inner = self._opened()
+        return sampled(inner.action_space(inner.agent_selection), self._mask(), rng)
 
     def _opened(self) -> Any:
         if self._inner is None:
-            inner = self._made()
-            if "ansi" in inner.metadata.get("render_modes", ()) and "render_mode" not in self._settings:
-                inner.close()
-                inner = self._made(render_mode="ansi")
+            inner = opened(self._made, self._settings)
             for agent in inner.possible_agents:
                 check_actions(inner.action_space(agent), f"pettingzoo:{self.name}")
                 seen = inner.observation_space(agent)
@@ -169,8 +162,8 @@ class PettingZooEnv(PlayersEnv):
             self._inner = inner
         return self._inner
 
-    def _made(self, **more: Any) -> Any:
-        zoo, settings = imported("pettingzoo"), {**self._settings, **more}
+    def _made(self, **settings: Any) -> Any:
+        zoo = imported("pettingzoo")
         if self.name in zoo.aec_registry:
             return zoo.make("aec", self.name, **settings)
         return imported("pettingzoo", "pettingzoo.utils.conversions").parallel_to_aec(

@@ -11,7 +11,7 @@ from typing import Any
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.processes.isolate import NoWorker, call_isolated
+from agentgym.processes.isolate import call_isolated
 from agentgym.tools.text_forms import answer_in, spoken
 from agentgym_envs.adapters.foreign import check_name, imported, plain, settings_key
 from agentgym_envs.splits import check_split
@@ -85,12 +85,9 @@ class ReasoningGymEnv(Env):
         """Score the answer: the content of the last `<answer>` tag, or all text after the last thought."""
         answer = answer_of(self.read(action))
         where = dict(self.current_task.metadata["dataset"])
-        wrong: dict[str, bool] = {}
         try:
             score = call_isolated(f"{__name__}:score", where, self._entry, answer, timeout=self._timeout)
             wrong = {"unreadable": True} if score is None else {}
-        except NoWorker:
-            raise
         except TimeoutError:
             score, wrong = None, {"timed_out": True}
         return self.outcome([], score or 0.0, terminated=True, success=(score or 0.0) >= 1.0, **wrong)

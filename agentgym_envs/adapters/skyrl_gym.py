@@ -11,11 +11,12 @@ from agentgym_envs.adapters.foreign import check_name, imported, plain, plain_in
 
 GSM8K_NAMES = ("gsm8k", "gsm8k_multi_turn")
 GSM8K_ASK = 'Let\'s think step by step and output the final answer after "####".'
-MOST_TURNS = 100
 
 
 class SkyRLGymEnv(Env):
     """An environment of SkyRL-Gym: each episode calls `skyrl_gym.make`, then `init` and `step`."""
+
+    max_turns = 100
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class SkyRLGymEnv(Env):
     ):
         check_name("skyrl_gym", name, imported("skyrl_gym").registry)
         settings_key(settings or {})
-        super().__init__(tasks, MOST_TURNS if max_turns is None else max_turns, render_mode)
+        super().__init__(tasks, max_turns, render_mode)
         self.name = name
         self._settings = dict(settings or {})
         self._asked_turns = max_turns

@@ -24,7 +24,6 @@ from agentgym.core.messages import Action, Message, Observation, assistant, text
 from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.adapters.foreign import imported, plain, plain_info, settings_key
 
-MOST_TURNS = 1_000
 WAIT_SECONDS = 600.0  # for a rollout's next request; the agent loop's limits are shorter
 # Stop conditions that are limits (truncation), not the end of the task.
 _LIMITS = ("max_turns_reached", "prompt_too_long", "timeout_reached", "max_total_completion_tokens_reached")
@@ -34,6 +33,7 @@ _loading = threading.Lock()
 class VerifiersEnv(Env):
     """An environment made by `verifiers.load_environment`, for verifiers before 0.4."""
 
+    max_turns = 1_000
     tools_at_reset = True  # those of the rollout's first request
 
     def __init__(
@@ -44,7 +44,7 @@ class VerifiersEnv(Env):
         max_turns: int | None = None,
         render_mode: str | None = None,
     ):
-        super().__init__(tasks, MOST_TURNS if max_turns is None else max_turns, render_mode)
+        super().__init__(tasks, max_turns, render_mode)
         self.name = name
         self._settings = dict(settings or {})
         self._rollout: Rollout | None = None

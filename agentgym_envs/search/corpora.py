@@ -5,7 +5,6 @@ those data sets. Any other name is the path of a JSON Lines file.
 
 A task's `answer` is the list of its gold answers. `metadata["corpus"]` names the corpus that answers it, and
 `metadata["hops"]` is a chain of searches that leads there: a query and the id of its passage each.
-`metadata["difficulty"]` is the chain's length.
 """
 
 import importlib.util

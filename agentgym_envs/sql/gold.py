@@ -1,7 +1,7 @@
 """Judges a query: compares its rows with those of a task's gold queries.
 
 Rows are compared as multisets: duplicates count, and order counts if requested. Some permutation of the columns must
-match; column names are ignored. NULL equals only NULL. Numbers are equal by value: integers exactly, others within a
+match; column names are ignored. NULL equals only NULL. Numbers are equal by value: whole ones exactly, others within a
 relative 1e-6 (near zero, an absolute 1e-9). Text is compared exactly, case included, and '3' is not 3.
 
 `ORDER BY total DESC LIMIT 3` does not define the order of rows with equal totals, nor which of them LIMIT drops. To
@@ -363,8 +363,7 @@ def _can_be_dealt(rest: Counter[Hashable], pools: list[Counter[Hashable]], takes
 
 def _classes(ours: Sequence[Value], theirs: Sequence[Value]) -> tuple[list[Hashable], list[Hashable]]:
     numbers = {value for value in (*ours, *theirs) if isinstance(value, int | float)}
-    exact = all(isinstance(value, int) or value.is_integer() for value in numbers)
-    names: dict[int | float, Hashable] = {} if exact else _groups(numbers)
+    names: dict[int | float, Hashable] = {} if all(map(_is_whole, numbers)) else _groups(numbers)
 
     def name(value: Value) -> Hashable:
         if isinstance(value, int | float):
@@ -374,12 +373,17 @@ def _classes(ours: Sequence[Value], theirs: Sequence[Value]) -> tuple[list[Hasha
     return [name(value) for value in ours], [name(value) for value in theirs]
 
 
+def _is_whole(number: int | float) -> bool:
+    return isinstance(number, int) or number.is_integer()
+
+
 def _groups(numbers: set[int | float]) -> dict[int | float, Hashable]:
-    """Maps each number to the smallest of a chain of numbers within tolerance."""
+    """Maps each number to the smallest of a chain of numbers within tolerance, in which no two neighbours are whole."""
     named: dict[int | float, Hashable] = {}
     last: int | float = math.nan  # close to no number
     for number in sorted(numbers):
-        close = math.isclose(number, last, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        both_whole = _is_whole(number) and _is_whole(last)
+        close = not both_whole and math.isclose(number, last, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
         named[number] = named[last] if close else number
         last = number
     return named

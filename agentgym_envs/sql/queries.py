@@ -29,8 +29,6 @@ class Cut:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The result of a query."""
-
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]  # the first ones; with `cell` set, long values are `Cut`
     total: int  # number of rows

@@ -1,8 +1,9 @@
-"""How many floating-point operations one token of training takes, by a model's shape. No torch."""
+"""Shapes of models, and how many floating-point operations one token of training takes. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,21 @@ class Shape:
         """All of them, norms too; the embedding counts once."""
         norms = 2 * self.hidden + 2 * self.head_dim
         return self.vocab * self.hidden + self.layers * (self.block_weights + norms) + self.hidden
+
+    def config(self, **more: Any) -> Any:
+        from transformers import Qwen3Config
+
+        return Qwen3Config(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate,
+            vocab_size=self.vocab,
+            tie_word_embeddings=True,
+            **more,
+        )
 
 
 SHAPES = {

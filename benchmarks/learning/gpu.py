@@ -35,20 +35,9 @@ PROMPT = 512
 
 
 def write_model(shape: Shape, folder: Path) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=max(CONTEXTS),
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-    )
+    config = shape.config(max_position_embeddings=max(CONTEXTS), dtype="bfloat16")
     with torch.device("cuda"):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)

@@ -2,27 +2,20 @@
 
 Both sides are the learner's own model and head; a padded row is a row of the longest one's length whose end is in no loss. Rows
 lie sorted by length in both, which is the best that padding can do. Their lengths are 32 + lognormal tokens.
-
-python benchmarks/learning/packing.py
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
 import random
 from functools import partial
 from typing import Any
 
+from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
+
 from agent_train.data.packing import batch_of, rank_batches
 from agent_train.data.samples import TrainingSample
-
-try:
-    from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
-except ImportError:  # run alone
-    from sides import MODELS, in_turn, make_policy, make_row, train_once
 
 BUDGET = 2048
 ROWS = {"1M": 64, "44M": 24}
@@ -48,7 +41,7 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
     """CPU seconds of both sides for each model."""
     found = []
     for model in ("1M",) if quick else MODELS:
-        rng, vocab = random.Random(0), MODELS[model][-1]
+        rng, vocab = random.Random(0), MODELS[model].vocab
         sizes = [min(512, 8 + int(math.exp(rng.gauss(4.2, 0.8)))) for _ in range(16 if quick else ROWS[model])]
         rows = [make_row([1] * 24, size, rng, f"g{i}", vocab) for i, size in enumerate(sizes)]
         (batch,) = rank_batches(rows, 1, BUDGET)
@@ -63,23 +56,3 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
             row[f"{side}_cpu_seconds"] = round(least[side][0], 4)
         found.append(row | {"speedup": round(least["padded"][0] / least["packed"][0], 2)})
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smaller model, few rows")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the least counts (default: 5)")
-    args = parser.parse_args()
-    rows = measure(args.quick, args.rounds)
-    print(
-        "| model | rows | packed tokens | padded tokens | packed CPU s | padded CPU s | times |\n|---|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        tokens = f"{row['packed_tokens']:,} | {row['padded_tokens']:,}"
-        seconds = f"{row['packed_cpu_seconds']:.2f} | {row['padded_cpu_seconds']:.2f}"
-        print(f"| {row['model']} | {row['rows']} | {tokens} | {seconds} | {row['speedup']:.2f} |")
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,26 +4,19 @@
 of their own. Three sides, forward and backward with the head: naive (each row whole), shared, and the floor: the same tokens as
 rows that share nothing, so that no answer attends to the prefix. The goal: at most 15% above the naive side's seconds times the
 tokens' ratio, (P + G*R) / (G*(P + R)) with one prompt. The head sees the same G*R tokens on all sides.
-
-python benchmarks/learning/shared_prefix.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from functools import partial
 from itertools import product
 from typing import Any
 
+from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
+
 from agent_train.data.packing import rank_batches
 from agent_train.data.samples import TrainingSample
-
-try:
-    from learning.sides import MODELS, in_turn, make_policy, make_row, train_once
-except ImportError:  # run alone
-    from sides import MODELS, in_turn, make_policy, make_row, train_once
 
 GROUP = 8
 ANSWERS = {"1M": (32, 64, 128), "44M": (32, 64)}
@@ -31,7 +24,7 @@ ANSWERS = {"1M": (32, 64, 128), "44M": (32, 64)}
 
 def samples_of(model: str, answer: int, groups: int, own: int) -> dict[str, list[TrainingSample]]:
     """Rows with `own` prompt tokens behind the shared ones, and those of the floor: the prefix without a sampled token, and the rest."""
-    rng, vocab = random.Random(0), MODELS[model][-1]
+    rng, vocab = random.Random(0), MODELS[model].vocab
     rows, floor = [], []
     for number in range(groups):
         prefix = [rng.randrange(vocab) for _ in range(4 * answer)]
@@ -78,24 +71,3 @@ def measure(quick: bool = False, rounds: int = 5) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest case only")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the least counts (default: 5)")
-    args = parser.parse_args()
-    rows = measure(args.quick, args.rounds)
-    print(
-        "| model | shared | P | R | naive CPU s | shared CPU s | floor CPU s | shared / naive (tokens) | above the tokens' ratio | above the floor |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        times = " | ".join(f"{row[f'{side}_cpu_seconds']:.3f}" for side in ("naive", "shared", "floor"))
-        ratios = f"{row['ratio']:.2f} ({row['tokens_ratio']:.2f}) | {100 * row['over_tokens']:+.0f}% | {100 * row['over_floor']:+.0f}%"
-        print(f"| {row['model']} | {row['what']} | {row['prompt']} | {row['answer']} | {times} | {ratios} |")
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from learning.flops import Shape
+from transformers import Qwen3ForCausalLM
 
 from agent_train.data.packing import MicroBatch
 from agent_train.data.samples import TrainingSample
@@ -15,26 +16,13 @@ from agent_train.learner.attention import PACKED
 from agent_train.learner.fsdp import plain
 from agent_train.learner.head import PackedPolicy
 
-# (hidden, layers, heads, intermediate, vocabulary), as Qwen3.
-MODELS = {"1M": (128, 4, 4, 384, 512), "44M": (512, 8, 8, 1536, 32768)}
+MODELS = {"1M": Shape(128, 4, 4, 2, 32, 384, 512), "44M": Shape(512, 8, 8, 4, 64, 1536, 32768)}
 
 
 def make_policy(name: str) -> PackedPolicy:
     """A model of `MODELS` with random weights, as the learner loads it."""
-    hidden, layers, heads, intermediate, vocab = MODELS[name]
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=hidden // heads,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-        attn_implementation=PACKED,
-    )
+    config = MODELS[name].config(max_position_embeddings=32768, attn_implementation=PACKED)
     return PackedPolicy(plain(Qwen3ForCausalLM(config), gradient_checkpointing=False), 1024)
 
 

@@ -178,6 +178,32 @@ def test_packages_stand_for_what_a_dockerfile_installs(folder):
         play(task, SUBMIT)
 
 
+@pytest.mark.parametrize("line", ["ENV PATH=/app/bin:$PATH", "WORKDIR $HOME/app", "ADD https://host/app /app"])
+def test_what_only_a_build_can_know_is_refused_beside_packages(folder, line):
+    folder("environment/Dockerfile", f"FROM ubuntu:24.04\nENV URL=https://host\n{line}\n")
+    task = folder("environment/packages.txt", "gawk\n")
+    with pytest.raises(Unsupported, match=re.escape(f"because of {line}: leave out packages.txt")):
+        place_of(read_task(task))
+
+
+@pytest.mark.bubblewrap
+def test_the_working_folder_may_be_the_root_where_no_file_belongs_into_it(folder):
+    config = (EXAMPLE / "task.toml").read_text()
+    task = folder("task.toml", f'{config}workdir = "/"\n')
+    seen, *_ = play(task, bash("pwd; ls /app"))
+    assert "/\norders.csv\ntotals.sh" in seen[0]["content"]
+    folder("task.toml", f'{config}workdir = "/"\ndocker_image = "agentgym/python"\n')
+    (task / "environment" / "Dockerfile").unlink()
+    with pytest.raises(ValueError, match="no file can be put into /: give workdir in"):
+        play(task, SUBMIT)
+
+
+def test_the_agent_is_told_that_there_is_no_network_unless_there_is():
+    told = [agentgym.make(f"harbor:{EXAMPLE}", network=on).tools[0]["function"]["description"] for on in (False, True)]
+    assert ["There is no network" in text for text in told] == [True, False]
+    assert told[1].endswith("There is no input.")
+
+
 @pytest.mark.parametrize(
     ("lines", "files"),
     [

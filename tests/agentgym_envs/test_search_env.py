@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_process import played_twice
 from readme_parts import replay
 
 import agentgym
@@ -370,29 +368,9 @@ class TestContract:
         assert check_author("search") == []
 
     def test_another_process_plays_the_same(self):
-        code = (
-            "import json, random, agentgym\n"
-            "env, rng, seen = agentgym.make('search'), random.Random(7), []\n"
-            "for seed in range(8):\n"
-            "    seen.append([env.reset(seed=seed), env.task.to_json()]); over = False\n"
-            "    while not over:\n"
-            "        action = rng.choice([env.expert_action(), env.random_action(rng), 'no idea'])\n"
-            "        result = env.step(action); seen.append([action, *result]); over = result[2] or result[3]\n"
-            "print(json.dumps(seen))\n"
-        )
-        runs = [
-            subprocess.run(
-                [sys.executable, "-c", code],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-                env=os.environ | {"PYTHONHASHSEED": seed},
-            ).stdout
-            for seed in ("1", "2")
-        ]
-        assert runs[0] == runs[1]
-        assert len(json.loads(runs[0])) > 16
+        one, other = played_twice("search")
+        assert one == other
+        assert len(one) > 16
 
     def test_a_step_before_the_start_is_refused(self):
         env = agentgym.make("search")

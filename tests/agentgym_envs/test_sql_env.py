@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_process import played_twice
 from sql_cases import call, look, need_sandbox, question, reward_of, started
 
 import agentgym
@@ -344,26 +342,6 @@ def test_a_step_after_the_end_or_before_the_start_is_refused():
 
 
 def test_two_processes_play_the_same():
-    code = (
-        "import json, random, agentgym\n"
-        "env, rng, seen = agentgym.make('sql', data='own'), random.Random(7), []\n"
-        "for seed in range(5):\n"
-        "    seen.append([env.reset(seed=seed), env.task.to_json()]); over = False\n"
-        "    while not over:\n"
-        "        action = rng.choice([env.expert_action(), env.random_action(rng), 'no idea'])\n"
-        "        result = env.step(action); seen.append([action, *result]); over = result[2] or result[3]\n"
-        "env.close(); print(json.dumps(seen))\n"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1]
-    assert len(json.loads(runs[0])) > 8
+    one, other = played_twice("sql", data="own")
+    assert one == other
+    assert len(one) > 16

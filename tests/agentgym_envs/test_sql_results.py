@@ -122,6 +122,11 @@ class TestValues:
         assert not same([(one,)], [(two,)])
         assert not same([(two,)], [(one,)])
 
+    def test_whole_numbers_differ_beside_others_too(self):
+        assert not same([(10**9,), (0.5,)], [(10**9 + 1,), (0.5,)])
+        assert not same([(1e9,), (0.5,)], [(1e9 + 1,), (0.5,)])
+        assert same([(10**9,), (0.5,)], [(1e9 + 0.25,), (0.5,)])
+
     def test_null_equals_null_in_its_own_place_only(self):
         assert same([(None, 1), (2, None)], [(2, None), (None, 1)])
         assert not same([(None, 1), (None, 2)], [(None, 1), (2, None)])

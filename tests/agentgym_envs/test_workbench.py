@@ -187,6 +187,11 @@ class TestTexts:
     def test_a_replacement_tells_its_line(self):
         assert replaced("a\nb\nc\n", "b\n", "x\ny\n") == ("a\nx\ny\nc\n", 2)
 
+    def test_of_a_text_that_is_all_over_a_large_file_the_first_lines_are_told(self):
+        first = ", ".join(map(str, range(1, 21)))
+        with pytest.raises(ToolError, match=f"is 1000000 times in the file, at lines {first}: add"):
+            replaced("a\n" * 1_000_000, "a", "b")
+
     def test_windows_line_ends_are_explained(self):
         with pytest.raises(ToolError, match=r"lines end with \\r\\n"):
             replaced("a\r\nb\r\n", "a\nb", "c")
