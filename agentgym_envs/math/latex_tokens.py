@@ -71,7 +71,7 @@ FUNCTIONS = names("sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln 
 _NAMES = FUNCTIONS | {"pi", "infty", "arcsin", "arccos", "arctan", "cup", "cap"}
 SHORT_WORDS = names(
     "yes no one two six ten odd all any none not the nan inf and or is if of to in at an as by we cm mm km kg mg ml ft yd mi "
-    "hr min sec lb oz mph day out may"
+    "hr min sec lb oz mph per day out may"
 )
 _GREEK_NAMES = names(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
