@@ -22,7 +22,7 @@ from agentgym_envs.swe_bench.logs import (
     r2e_summary,
 )
 
-_LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
+_LONG_LINE = re.compile(r"^[^\n]{10000,}", re.MULTILINE)  # no test has such a name, and patterns would take long on it
 _PROGRESS = re.compile(r"\[(\d+%\]-*)?")  # pytest's, which SWE-bench's lists call a test (pytest-5227)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,13 @@ def test_a_failed_command_without_a_failed_test_is_not_believed():
     assert "exit code 1" in verdict.doubt
     assert judged(instance(), *good, exit_code=0).resolved
     assert judged(instance(), *good, "FAILED other", exit_code=1).resolved
+
+
+def test_lines_that_are_no_test_s_are_left_out_in_no_time():
+    start = time.process_time()
+    long, almost = f"PASSED {FIX}{' ' * 10_000}", "x" * 9999
+    assert statuses_of(instance(), "\n".join([long, f"PASSED {OLD}", *[almost] * 800])) == {OLD: "PASSED"}
+    assert time.process_time() - start < 5
 
 
 def test_names_that_a_data_set_cut_off_are_found_by_their_beginning():
