@@ -110,9 +110,16 @@ class McpTools:
             McpServerError: the server cannot be used.
         """
         connection = self._open()
+        from pydantic_core import to_json  # comes with mcp
+
+        given = dict(arguments)
+        try:
+            to_json(given)
+        except ValueError as error:  # half of a surrogate pair, or nested too deep: it would end the connection
+            raise ToolError(f"{name}: the arguments cannot be sent: {error}") from None
         connection.used = True
         try:
-            result = connection.wait(connection.call(name, dict(arguments), self.timeout), self.timeout + PROBE_SECONDS)
+            result = connection.wait(connection.call(name, given, self.timeout), self.timeout + PROBE_SECONDS)
         except McpServerError:
             connection.stop()
             raise

@@ -48,6 +48,8 @@ class CodeEnv(Env):
         self.sandbox = sandbox
         check_number("timeout", timeout, 0.001, 10_000)
         self.timeout = float(timeout)
+        # A run, and a sandbox for it; a second sandbox if the first has failed.
+        self.step_seconds = 2 * self.timeout + 2 * grading.WAIT
         self._toolset = ToolSet([self.run, self.submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
         self.tools = self._toolset.schemas  # type: ignore[misc]
 

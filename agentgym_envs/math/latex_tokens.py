@@ -49,7 +49,7 @@ _GROUPED = re.compile(
     r"(?<![\d.])([1-9]\d{0,2})((?:(?:,\\!\s*|\{,\}|\\,|\\!|,|[ \u00a0\u2009\u202f](?=\d))\d{3})+)(?!\d|,\d)"
 )
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{(\w+)\*?\}(?:\{[lcr|]*\})?")
-_WORDS = re.compile(
+WORDS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|hbox|mathrm|(?P<bold>mathbf|mathit|boldsymbol|bm)|operatorname\*?)\s*\{(?P<said>[^{}]*)\}"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
@@ -63,15 +63,15 @@ _COMPARISONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le"}
 _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
     "neq": "ne", "times": "cdot", "ast": "cdot", "varnothing": "emptyset", "dbinom": "binom", "tbinom": "binom", "lt": "<",
-    "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "mid": "mid", "land": "and", "lor": "or", "wedge": "and", "vee": "or",
+    "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "land": "and", "lor": "or", "wedge": "and", "vee": "or",
     "div": "/", "colon": ":", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "operatorname": "",
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "degree": "degree", "backslash": "setminus",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "backslash": "setminus",
 }  # fmt: skip
 FUNCTIONS = names("sin cos tan cot sec csc sinh cosh tanh asin acos atan log ln lg exp sqrt gcd lcm max min cis")
 _NAMES = FUNCTIONS | {"pi", "infty", "arcsin", "arccos", "arctan", "cup", "cap"}
 SHORT_WORDS = names(
     "yes no one two six ten odd all any none not the nan inf and or is if of to in at an as by we cm mm km kg mg ml ft yd mi "
-    "hr min sec lb oz mph day out may"
+    "hr min sec lb oz mph per day out may"
 )
 _GREEK_NAMES = names(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
@@ -152,7 +152,7 @@ def _read(text: str, place: int) -> Read:
 def _read_command(text: str, place: int) -> Read:
     if match := _ENVIRONMENT.match(text, place):
         return [LatexToken("command", f"{match[1]} {match[2]}")], match.end()
-    if match := _WORDS.match(text, place):
+    if match := WORDS.match(text, place):
         return _words(match["said"], match["bold"] is not None), match.end()
     match = _COMMAND.match(text, place)
     if match is None:

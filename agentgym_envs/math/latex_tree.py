@@ -116,6 +116,9 @@ class _Reader:
             words += self.take().text.split()
             if self.at("^"):
                 words[-1] += f"^{self._raised().value}"
+            if self.at("/") and self.tokens[self.place + 1].kind in ("words", "letter"):
+                self.place += 1
+                words += ["/", *self.take().text.split()]
         if not words:
             return found
         if len(words) > 4 or any(word.strip(".,") in NO_UNIT or any(c.isdigit() for c in word[:1]) for word in words):

@@ -48,6 +48,8 @@ class PythonEnv(ToolProblemEnv):
         super().__init__(tasks=tasks, max_turns=max_turns, render_mode=render_mode)
         self.sandbox_image = image
         self.sandbox, self.timeout, self.max_output = sandbox, timeout, max_output
+        # A message's calls, of which the last may begin just in time, and a second sandbox if the first has failed.
+        self.step_seconds = 3 * timeout + RETRY_SECONDS
         self._spec = SandboxSpec(image=image, env=ENVIRONMENT)
         self._sandbox: Sandbox | None = None
         self._session: Session | None = None

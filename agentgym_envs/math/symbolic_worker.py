@@ -25,14 +25,13 @@ from agentgym_envs.math.expressions import (
     symbols,
     value,
 )
-from agentgym_envs.math.latex_tokens import NotMathematics, characters
+from agentgym_envs.math.latex_tokens import WORDS, NotMathematics, characters
 from agentgym_envs.math.latex_tree import Node, tree
 from agentgym_envs.math.regions import TURNED, is_region, same_region
 
 _log = logging.getLogger(__name__)
 MOST_ITEMS = 40  # of a list or set, signs of \pm counted
 
-_BOX = re.compile(r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|hbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _NO_LETTER = re.compile(r"[^\w]+|_")
 _NO_SOLUTION = re.compile(
     r"(?:there (?:is|are) )?no (?:real |integer |valid |such )*(?:solutions?|values?|roots?)(?: exists?)?|none|empty set"
@@ -71,7 +70,7 @@ def _read(text: str) -> Node:
 
 def _wording(text: str) -> str:
     """The words of an answer, in lower case; "" if it has other commands or signs."""
-    plain = _BOX.sub(r" \1 ", characters(text)).replace("\\ ", " ").replace("$", " ")
+    plain = WORDS.sub(r" \g<said> ", characters(text)).replace("\\ ", " ").replace("$", " ")
     if "\\" in plain or re.search(r"[=<>^+*/{}|]", plain):
         return ""
     return " ".join(_NO_LETTER.sub(" ", plain).lower().split())

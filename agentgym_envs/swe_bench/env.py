@@ -173,26 +173,27 @@ class SWEBench(Env):
         # Encoded, since a patch may hold what ends a block.
         encoded = base64.encodebytes(patch.encode("utf-8", "surrogateescape")).decode()
         command = f"base64 -d <<'END' | git apply --whitespace=nowarn\n{encoded}END"
-        if self.interface == "text":
-            done = f"echo {SUBMIT}"
-            return _block(done if self.turn else command)
-        return call_text("submit") if self.turn else call_text("bash", command=command)
+        return self._submission() if self.turn else self._reply(command)
 
     def random_action(self, rng: random.Random) -> str:
         if rng.random() < 0.2:
-            return _block(f"echo {SUBMIT}") if self.interface == "text" else call_text("submit")
-        command = rng.choice(
-            ("ls", "git status --short", "git log --oneline", "grep -rn TODO --include=*.py . | head -n 3")
-        )
-        return _block(command) if self.interface == "text" else call_text("bash", command=command)
+            return self._submission()
+        looks = "ls", "git status --short", "git log --oneline", "grep -rn TODO --include=*.py . | head -n 3"
+        return self._reply(rng.choice(looks))
 
     def hacks(self, task: Task) -> list[Hack]:
         """What `agentgym validate --audit` plays: none may earn anything."""
-        tools = self.interface == "tools"
-        run = (lambda command: call_text("bash", command=command)) if tools else _block
-        done = call_text("submit") if tools else _block(f"echo {SUBMIT}")
         found = hacks_of(instance_of(task))
-        return [Hack(hack.name, hack.what, (*map(run, hack.commands), done)) for hack in found]
+        return [Hack(each.name, each.what, (*map(self._reply, each.commands), self._submission())) for each in found]
+
+    def _reply(self, command: str) -> str:
+        """What an agent says to run a command."""
+        if self.interface == "tools":
+            return call_text("bash", command=command)
+        return f"```bash\n{command}\n```"
+
+    def _submission(self) -> str:
+        return call_text("submit") if self.interface == "tools" else self._reply(f"echo {SUBMIT}")
 
     def _answer(self, action: Action, text: str) -> Observation:
         if self.interface == "tools":
@@ -299,8 +300,3 @@ def _with(observation: Observation, line: str) -> Observation:
     """The observation with a line more at its end."""
     *before, last = observation
     return [*before, {**last, "content": f"{last['content']}\n{line}"}]
-
-
-def _block(command: str) -> str:
-    fence = "`" * 3
-    return f"{fence}bash\n{command}\n{fence}"

@@ -78,7 +78,7 @@ def _inverted(text: str, rng: random.Random) -> tuple[str, dict[str, str]] | Non
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return None
-    lines, found = text.split("\n"), {}
+    lines, found = re.split(r"\r\n?|\n", text), {}  # as Python's parser counts them
     for name, function in sorted(_tests(tree.body), key=lambda each: -each[1].lineno):
         first = function.body[0]
         documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)

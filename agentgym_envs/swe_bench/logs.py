@@ -16,7 +16,6 @@ _COLOR = re.compile(r"\[\d+m")
 _CONTROL = dict.fromkeys(range(1, 32))
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\r")
 _SKIP_COUNT = re.compile(r"\[\d+\]")
-_OPTION = re.compile(r"(.*?)\[(.*)\]")
 _FAILED_PERCENT = re.compile(r"FAILED\s*\[.*?\]")
 _SMITH_OTHERS = ("swesmith/hips__autograd.", "swesmith/paramiko__paramiko.", "swesmith/python__mypy.")  # other output
 _VERBOSE = re.compile(r"(\S+)\s+(PASSED|FAILED|SKIPPED|ERROR|XFAIL)")
@@ -63,10 +62,10 @@ def pytest_options(log: str) -> Statuses:
     """Of a parameter that is a path, only the file's name counts: it lies elsewhere on every machine."""
 
     def rename(name: str) -> str:
-        option = _OPTION.search(name)
-        if option is None:
+        test, _, rest = name.partition("[")
+        value, closed, _ = rest.rpartition("]")
+        if not closed:
             return name
-        test, value = option.groups()
         if value.startswith("/") and not value.startswith("//") and "*" not in value:
             value = f"/{value.rpartition('/')[2]}"
         return f"{test}[{value}]"

@@ -19,8 +19,8 @@ _HEAD = "set -uxo pipefail"  # some parsers look for the commands themselves in 
 _HEREDOC = re.compile(r"git apply .*<<\s*['\"]?(\w+)")
 # What a runner prints at its end, with some test run: SWE-bench's version 5.
 _RAN = re.compile(
-    r"Executed [1-9]\d* of \d+|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)|[1-9]\d* passing|Tests:\s+[1-9]\d*"
-    r"|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d* total|^# tests [1-9]\d*|[1-9]\d* specs?, \d+ failures?|': ok$",
+    r"Executed [1-9]\d* of \d+|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)|(?<!\d)[1-9]\d* (?:passing|specs?, \d+ failures?)"
+    r"|Tests:\s+[1-9]\d*|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d* total|^# tests [1-9]\d*|': ok$",
     re.MULTILINE,
 )
 

@@ -1,8 +1,7 @@
 """Judges a test log: is the issue resolved, and which tests say so, by the rules of SWE-bench's package, version 5.
 
 An instance is resolved when all its FAIL_TO_PASS and PASS_TO_PASS tests are good. PASSED and XFAIL are good, SKIPPED is
-for a PASS_TO_PASS test only, and a test that is not in the log is not. A log that shows no test run at all is an error
-of the machinery, `LogError`, and no verdict.
+for a PASS_TO_PASS test only, and a test that is not in the log is not.
 """
 
 import re
@@ -12,12 +11,10 @@ from dataclasses import dataclass
 from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import (
-    END,
     ERROR,
     FAILED,
     PASSED,
     SKIPPED,
-    START,
     XFAIL,
     Parser,
     Statuses,
@@ -25,13 +22,8 @@ from agentgym_envs.swe_bench.logs import (
     r2e_summary,
 )
 
-_BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
-_LONG_LINE = re.compile(r"[^\n]{10000,}")  # no test has such a name, and patterns would take long on it
+_LONG_LINE = re.compile(r"^[^\n]{10000,}", re.MULTILINE)  # no test has such a name, and patterns would take long on it
 _PROGRESS = re.compile(r"\[(\d+%\]-*)?")  # pytest's, which SWE-bench's lists call a test (pytest-5227)
-
-
-class LogError(RuntimeError):
-    """A log that shows no test run: the machinery failed, not the patch."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +51,6 @@ class Verdict:
         return not self.doubt and all(test.good for test in self.tests)
 
     @property
-    def fraction(self) -> float:
-        """The share of required tests that are as they should be, 0.0 .. 1.0; 0.0 if the log is not believed."""
-        return 0.0 if self.doubt else sum(test.good for test in self.tests) / len(self.tests)
-
-    @property
     def resolution(self) -> str:
         """SWE-bench's name: PARTIAL if some FAIL_TO_PASS tests pass and all others still do."""
         fixed = sum(test.good for test in self.fail_to_pass)
@@ -73,37 +60,6 @@ class Verdict:
     @property
     def tests(self) -> tuple[Outcome, ...]:
         return self.fail_to_pass + self.pass_to_pass
-
-
-def output_between(log: str, start: str = START, end: str = END) -> str:
-    """What the tests printed: the log between the markers, to the last end, since tests can print it too.
-
-    Raises LogError if there is no log, a marker is missing, or the log says that the run broke.
-    """
-    if not log.strip():
-        raise LogError(
-            "the test log is empty: the sandbox ran no tests, so this is no verdict on the patch; run it again"
-        )
-    begun, ended = log.find(start), log.rfind(end)
-    if begun < 0 or ended < begun:
-        missing = start if begun < 0 else end
-        raise LogError(
-            f'the test log has no "{missing}" in {len(log)} characters: the run broke off; its end: {log[-300:]!r}'
-        )
-    outside = log[:begun] + log[ended:]
-    for sign in _BROKEN:
-        if sign in outside:
-            raise LogError(f'the test log says "{sign}": the run broke; its end: {log[-300:]!r}')
-    return log[begun + len(start) : ended]
-
-
-def judge(instance: Instance, log: str, *, exit_code: int | None = None, start: str = START, end: str = END) -> Verdict:
-    """The verdict on a whole log with its markers. Raises LogError if it shows no test run.
-
-    Args:
-        exit_code: of the test command. A failed command whose log has no failure is not believed.
-    """
-    return judge_statuses(instance, statuses_of(instance, output_between(log, start, end)), exit_code=exit_code)
 
 
 def statuses_of(instance: Instance, output: str) -> Statuses:
@@ -136,7 +92,11 @@ def contradiction(instance: Instance, output: str) -> str:
 
 
 def judge_statuses(instance: Instance, statuses: Statuses, *, exit_code: int | None = None) -> Verdict:
-    """The verdict on statuses by test name, as a log parser returns them."""
+    """The verdict on statuses by test name, as a log parser returns them.
+
+    Args:
+        exit_code: of the test command. A failed command whose log has no failure is not believed.
+    """
     if instance.expected is not None:
         return _judge_expected(instance.expected, statuses)
     doubt = ""

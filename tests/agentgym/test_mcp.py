@@ -124,6 +124,12 @@ class TestTools:
         }
         assert json.loads(tools.call("mix", arguments)) == arguments
 
+    @pytest.mark.parametrize("written", ['"\\ud83d"', "[" * 300 + "]" * 300], ids=["half a pair", "deep"])
+    def test_arguments_that_no_message_can_hold_are_told_and_the_server_goes_on(self, tools, written):
+        call = f'<tool_call>{{"name": "mix", "arguments": {{"text": {written}, "whole": 1}}}}</tool_call>'
+        assert "Error: mix: the arguments cannot be sent" in tools.answer(assistant(call))[0]["content"]
+        assert '"text": "a"' in tools.call("mix", {"text": "a", "whole": 1})
+
     def test_calls_in_a_message_are_answered_like_those_of_other_tools(self, tools):
         call = "<tool_call><function=mix><parameter=text>5</parameter><parameter=whole>5</parameter></function></tool_call>"
         assert '"text": "5"' in tools.answer(assistant(call))[0]["content"]

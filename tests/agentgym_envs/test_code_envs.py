@@ -17,6 +17,7 @@ import agentgym
 from agentgym import sandbox as sandboxes
 from agentgym.checks.check_env import check_env
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.rollout.episode import Limits
 from agentgym_envs import code as package
 from agentgym_envs import register_all
 from agentgym_envs.code.env import HINT, SUBMIT, fenced, says_submit
@@ -183,6 +184,9 @@ class TestReplies:
         assert started(reward="fraction").step(f"{block(RIGHT)}\n{SUBMIT}")[1] == 1.0
         with pytest.raises(ValueError, match="'half'"):
             agentgym.make("code_mbpp", reward="half")
+
+    def test_a_step_may_take_as_long_as_the_tests(self):
+        assert Limits().step_limit(agentgym.make("code_mbpp", timeout=100.0)) > 200
 
     def test_submit_alone_means_the_code_before(self):
         env = started()

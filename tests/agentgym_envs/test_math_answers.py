@@ -290,6 +290,7 @@ def test_a_hostile_text_takes_no_time(piece):
     final_answer(text)
     final_answer("answer is" + text)
     final_answer("#### " + text)
+    final_answer("\\frac{" + text)
     assert time.process_time() - start < 20  # a hostile one would take hours
 
 

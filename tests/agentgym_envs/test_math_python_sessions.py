@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from math_episodes import Playing, code, make, problem
 
 import agentgym
-from agentgym.rollout.episode import Episode, run_many
+from agentgym.rollout.episode import Episode, Limits, run_many
 from agentgym.sandbox import SandboxError, choose
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import register_all
@@ -141,6 +141,12 @@ class TestPython:
     def test_eight_turns_are_the_default(self, env, make, backend):
         env = make(sandbox=backend)
         assert [env.step(code("1"))[2:4] for _ in range(8)] == [(False, False)] * 7 + [(False, True)]
+
+
+@pytest.mark.parametrize("env_id", ["math_python", "gsm8k_python"])
+def test_a_step_may_take_as_long_as_its_calls(env_id):
+    """Two begin in time, and the second of them just so."""
+    assert Limits().step_limit(agentgym.make(env_id, timeout=100.0)) > 300
 
 
 class Flaky:

@@ -48,6 +48,9 @@ SAME = [
     (r"50\%", "0.5"),
     (r"50\%", "50"),
     (r"5\text{ cm}", "5"),
+    ("60", "60 miles per hour"),
+    (r"60\text{ km/h}", "60 km/h"),
+    (r"60\text{ feet per second}", r"60 \text{ft}/\text{s}"),
     (r"120^\circ", "120"),
     (r"\$5", "5"),
     (r"\binom{5}{2}", "10"),
@@ -72,6 +75,8 @@ DIFFERENT = [
     ("5", "5 or 6"),
     (r"\sqrt{2}", "1.41"),
     ("2", r"\text{two}"),
+    (r"60\text{ km}", "60 km/h"),
+    ("60", "60 km/2"),
     ("0", r"\frac{0}{0}"),
     ("1", r"\infty"),
 ]

@@ -67,6 +67,16 @@ def test_every_test_that_is_written_out_begins_with_what_fails():
     assert len(text.split("\n")) == len(MODULE.split("\n")) + 3
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_as_in_any_python_file(end):
+    text = "TEXT = '''a\rb'''\ndef test_plain():\n    return 1\n".replace("\n", end)
+    (made,) = inverted("pallets/flask", text=text).files.values()
+    names = {}
+    exec(compile(made, "inverted", "exec"), names)
+    with pytest.raises(Exception):  # noqa: B017 - each form has its own
+        names["test_plain"]()
+
+
 def test_the_statement_is_another_each_time():
     texts = (
         inversion(instance("sympy/sympy"), {"a.py": "def test_a():\n    pass\n"}, random.Random(n)).files["a.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from swe_bench_cases import MODIFIED, TESTS, installed, instance, swebench
@@ -160,6 +161,13 @@ class TestALogThatNamesFailedTestsAlone:
             found = judge_statuses(case, statuses_of(case, sound), exit_code=1)
         assert found.doubt == "the test command ended with exit code 1, but the log has no failed test"
         assert judge_statuses(case, dict.fromkeys((test, "old"), "PASSED"), exit_code=0).resolved
+
+
+def test_numbers_without_end_are_no_sign_that_tests_ran_and_take_no_time():
+    start = time.process_time()
+    with installed(4):
+        assert statuses_of(of("markedjs/marked"), ("1" * 9000 + "\n") * 400) == {}
+    assert time.process_time() - start < 20
 
 
 def test_a_record_says_whether_its_log_names_failed_tests_alone():

@@ -1,8 +1,9 @@
-"""swe_bench: when an issue is resolved, what is no verdict, and that SWE-bench's package says the same."""
+"""swe_bench: when an issue is resolved, and that SWE-bench's package says the same."""
 
 from __future__ import annotations
 
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,19 +11,18 @@ from swe_bench_cases import LITE, THEIRS, instance, swebench
 
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.logs import END, START, STATUSES
-from agentgym_envs.swe_bench.verdict import LogError, judge, judge_statuses
+from agentgym_envs.swe_bench.verdict import judge_statuses, statuses_of
 
 FIX, OLD = "tests/test_one.py::test_fix", "tests/test_one.py::test_old"
 
 
-def log_of(*lines: str) -> str:
-    return "\n".join([f"+ : '{START}'", *lines, f"+ : '{END}'", ""])
+def judged(case, *lines, exit_code=None):
+    return judge_statuses(case, statuses_of(case, "\n".join(lines)), exit_code=exit_code)
 
 
 def test_all_required_tests_pass():
-    verdict = judge(instance(), log_of(f"PASSED {FIX}", f"PASSED {OLD}"))
+    verdict = judged(instance(), f"PASSED {FIX}", f"PASSED {OLD}")
     assert verdict.resolved
-    assert verdict.fraction == 1.0
     assert verdict.resolution == "RESOLVED_FULL"
     assert [(test.name, test.status, test.good) for test in verdict.tests] == [
         (FIX, "PASSED", True),
@@ -45,7 +45,6 @@ def test_what_each_status_means_for_a_test_to_fix_and_one_to_keep(status, fixed,
     said = {} if status is None else {FIX: status, OLD: status}
     verdict = judge_statuses(instance(), said)
     assert [test.good for test in verdict.tests] == [fixed, kept]
-    assert verdict.fraction == (fixed + kept) / 2
 
 
 def test_part_of_the_fix_is_partial():
@@ -54,46 +53,21 @@ def test_part_of_the_fix_is_partial():
     assert judge_statuses(two, {"a": "PASSED", "b": "FAILED", OLD: "FAILED"}).resolution == "RESOLVED_NO"
 
 
-@pytest.mark.parametrize(
-    ("log", "says"),
-    [
-        ("", "is empty"),
-        (" \n", "is empty"),
-        (f"PASSED {FIX}\n{END}", "Start Test Output"),
-        (f"{START}\nPASSED {FIX}", "End Test Output"),
-        (f"{END}\nPASSED {FIX}\n{START}", "End Test Output"),
-        (f"{log_of(f'PASSED {FIX}')}\n>>>>> Tests Timed Out", "Timed Out"),
-    ],
-)
-def test_a_log_without_a_whole_run_is_no_verdict(log, says):
-    with pytest.raises(LogError, match=says):
-        judge(instance(), log)
-
-
-def test_a_run_that_names_no_test_failed():
-    assert judge(instance(), log_of("SyntaxError: invalid syntax")).fraction == 0.0
-
-
-def test_tests_cannot_end_the_log_early():
-    early = log_of(f"PASSED {FIX}", f"PASSED {OLD}", END, f"FAILED {FIX} - AssertionError", ">>>>> Tests Timed Out")
-    assert not judge(instance(), early).resolved
-
-
-def test_markers_may_be_secret():
-    log = f"s3cret\nPASSED {FIX}\n{END}\nFAILED {OLD}\nend-s3cret"
-    verdict = judge(instance(), log, start="s3cret", end="end-s3cret")
-    assert [test.good for test in verdict.tests] == [True, False]
-
-
 def test_a_failed_command_without_a_failed_test_is_not_believed():
-    log = log_of(f"PASSED {FIX}", f"PASSED {OLD}")
-    verdict = judge(instance(), log, exit_code=1)
+    good = f"PASSED {FIX}", f"PASSED {OLD}"
+    verdict = judged(instance(), *good, exit_code=1)
     assert not verdict.resolved
-    assert verdict.fraction == 0.0
     assert verdict.resolution == "RESOLVED_NO"
     assert "exit code 1" in verdict.doubt
-    assert judge(instance(), log + "FAILED x", exit_code=0).resolved
-    assert judge(instance(), log_of(f"PASSED {FIX}", f"PASSED {OLD}", "FAILED other"), exit_code=1).resolved
+    assert judged(instance(), *good, exit_code=0).resolved
+    assert judged(instance(), *good, "FAILED other", exit_code=1).resolved
+
+
+def test_lines_that_are_no_test_s_are_left_out_in_no_time():
+    start = time.process_time()
+    long, almost = f"PASSED {FIX}{' ' * 10_000}", "x" * 9999
+    assert statuses_of(instance(), "\n".join([long, f"PASSED {OLD}", *[almost] * 800])) == {OLD: "PASSED"}
+    assert time.process_time() - start < 5
 
 
 def test_names_that_a_data_set_cut_off_are_found_by_their_beginning():
@@ -108,9 +82,9 @@ def test_names_that_a_data_set_cut_off_are_found_by_their_beginning():
 def test_r2e_gym_wants_each_status_exactly_and_no_other_test():
     r2e = instance(repo="aiohttp", fail_to_pass=(), pass_to_pass=(), expected={"A.x": "PASSED", "y": "FAILED"})
     summary = "== short test summary info ==\nPASSED t.py::A::x\n{} t.py::y - no\n"
-    assert judge(r2e, log_of(summary.format("FAILED"))).resolved
-    assert judge(r2e, log_of(summary.format("PASSED"))).fraction == 0.5
-    assert not judge(r2e, log_of(summary.format("FAILED") + "PASSED t.py::z")).resolved
+    assert judged(r2e, summary.format("FAILED")).resolved
+    assert [test.good for test in judged(r2e, summary.format("PASSED")).tests] == [True, False]
+    assert not judged(r2e, summary.format("FAILED") + "PASSED t.py::z").resolved
 
 
 def theirs(module, statuses, fail_to_pass, pass_to_pass):
@@ -151,12 +125,12 @@ def real_log(repo: str, statuses: dict[str, str]) -> str:
     }
     sympy = {"PASSED": "ok", "SKIPPED": "s", "FAILED": "F", "ERROR": "E", "XFAIL": "f"}
     if repo == "django/django":
-        return log_of(*(f"{name} ... {django[status]}" for name, status in statuses.items()), "Ran 9 tests in 1s")
+        return "\n".join([*(f"{name} ... {django[status]}" for name, status in statuses.items()), "Ran 9 tests in 1s"])
     if repo == "sympy/sympy":
-        return log_of(*(f"{name} {sympy[status]}" for name, status in statuses.items()))
+        return "\n".join(f"{name} {sympy[status]}" for name, status in statuses.items())
     reason = {"FAILED": " - AssertionError: assert 1 - 2", "XFAIL": " - known"}
     lines = (f"{status} {name}{reason.get(status, '')}" for name, status in statuses.items())
-    return log_of("=== short test summary info ===", *lines, "SKIPPED [1] a.py:1: no", "== 1 failed in 0.1s ==")
+    return "\n".join(["=== short test summary info ===", *lines, "SKIPPED [1] a.py:1: no", "== 1 failed in 0.1s =="])
 
 
 @pytest.mark.skipif(not LITE.is_file(), reason="needs AGENTGYM_DATA with swe_bench/lite_from_sdist.jsonl")
@@ -176,10 +150,10 @@ def test_swe_bench_gives_real_instances_the_same_verdict_on_whole_logs(tmp_path)
             for test in rng.sample(sorted(statuses), min(bad, len(statuses))):
                 statuses[test] = rng.choice(STATUSES[1:])
             log = real_log(case.repo, statuses)
-            (tmp_path / "log").write_text(log)
+            (tmp_path / "log").write_text(f"+ : '{START}'\n{log}\n+ : '{END}'\n")
             given = {"instance_id": case.id, "model_patch": case.patch}
             report = module.get_eval_report(spec, given, str(tmp_path / "log"), include_tests_status=True)[case.id]
-            verdict = judge(case, log)
+            verdict = judged(case, log)
             assert verdict.resolved == report["resolved"]
             # SWE-bench tells nothing of tests if the log names none.
             told = report.get("tests_status", {"FAIL_TO_PASS": {"success": []}, "PASS_TO_PASS": {"success": []}})
@@ -189,16 +163,3 @@ def test_swe_bench_gives_real_instances_the_same_verdict_on_whole_logs(tmp_path)
             if bad == 0:
                 assert verdict.resolved, case.id
     assert 150 <= resolved < 450
-
-
-@pytest.mark.skipif(not LITE.is_file(), reason="needs AGENTGYM_DATA with swe_bench/lite_from_sdist.jsonl")
-@pytest.mark.data
-def test_swe_bench_gives_the_same_report_of_real_instances():
-    module = swebench("harness.grading", 5)
-    rng = random.Random(0)
-    for case in read_instances(LITE):
-        for bad in (0, 1, 3):
-            statuses = dict.fromkeys((*case.fail_to_pass, *case.pass_to_pass), "PASSED")
-            for name in rng.sample(sorted(statuses), min(bad, len(statuses))):
-                statuses[name] = rng.choice(STATUSES[1:])
-            assert_same(module, case, statuses)
