@@ -68,6 +68,8 @@ class SQL(Env):
         self.limits = QueryLimits(rows=int(rows), bytes=REPLY_BYTES, cell=int(cell), seconds=float(seconds))
         self.sandbox = sandbox
         self._toolset = ToolSet([self.sql, self.answer], seconds=4 * self.limits.seconds)
+        # A message's calls, of which the last may begin just in time; a minute for sandboxes and gold queries.
+        self.step_seconds = 5 * self.limits.seconds + 60.0
         self.tools = self._toolset.schemas  # type: ignore[misc]
         self._verdict: dict[str, Any] | None = None
 

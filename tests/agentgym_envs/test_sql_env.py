@@ -18,6 +18,7 @@ from agentgym import sandbox
 from agentgym.checks.check_env import check_env as check_author
 from agentgym.core.messages import assistant
 from agentgym.core.tasks import Task
+from agentgym.rollout.episode import Limits
 from agentgym.sandbox import SandboxError
 from agentgym_envs import register_all
 
@@ -141,6 +142,10 @@ class TestLooking:
         assert look(env, endless).startswith("Error: interrupted\nHint: It was stopped after 0.5 s.")
         assert look(env, "SELECT 1 AS x") == "x\n1"
         env.close()
+
+    def test_a_step_may_take_as_long_as_its_calls(self):
+        """They begin within 4 x 100 s, and the last of them just so."""
+        assert Limits().step_limit(agentgym.make("sql", data="own", seconds=100.0)) > 500
 
     def test_an_answer_beside_a_call_waits_for_the_result(self, env):
         started(env)
