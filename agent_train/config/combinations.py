@@ -10,7 +10,7 @@ from agent_train.cluster.placement import visible_gpus
 from agent_train.config.extensions import WHOLE_SAMPLE_LOSSES, advantages, losses
 from agent_train.config.model_folder import is_tiny
 from agent_train.config.schema import EXTERNAL, Config
-from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, roles_of, sends_adapters
+from agent_train.learner.roles import WITH_CRITIC, has_critic, learns, own_players, roles_of, sends_adapters
 from agent_train.rollout.pools import BANDS
 from agent_train.trainer.offline.records import DataError, form_of, read_examples
 from agentgym.agents.programs import Agent, agent_of
@@ -171,6 +171,12 @@ def _wrong_roles(config: Config) -> Iterator[str]:
         yield f"critic.alone_steps={critic.alone_steps}: must be below trainer.steps={config.trainer.steps}, or the policy never learns"
     if config.reference.path is not None and not config.algorithm.kl.coef and name != "prime":
         yield f"reference.path={config.reference.path}: nothing uses it: set algorithm.kl.coef above 0, or leave it out"
+    if config.reference.reset_every is not None:
+        told = f"reference.reset_every={config.reference.reset_every}"
+        if name == "prime":
+            yield f"{told}: advantage prime needs the reference that its reward model started from: leave it out"
+        if own_players(config):
+            yield f"{told}: players with policies of their own share one reference: leave it out"
     if name == "remax" and config.reward_model.path is not None:
         yield f"reward_model.path={config.reward_model.path}: the greedy episode of advantage remax has the environment's reward alone: leave one of the two out"
 

@@ -156,7 +156,9 @@ def _algorithm(config: Config) -> str:
         parts.append(f"proximal policy {algorithm.proximal}, correction {algorithm.correction.name or 'none'}")
     if kl.coef:
         adapts = f", steered to {kl.target:g} nats a token" if kl.target else ""
-        parts.append(f"KL to the reference in the {kl.place}, coefficient {kl.coef:g}{adapts}")
+        follows = config.reference.reset_every
+        reset = f", and the policy becomes the reference every {follows} steps" if follows else ""
+        parts.append(f"KL to the reference in the {kl.place}, coefficient {kl.coef:g}{adapts}{reset}")
     return "; ".join(parts)
 
 

@@ -330,6 +330,9 @@ class LoraConfig:
 @dataclass
 class ReferenceConfig:
     path: str | None = setting(None, "folder of the reference; null: the initial policy")
+    reset_every: int | None = setting(
+        None, "steps after which the policy becomes the reference; null: never", needs="algorithm.kl.coef"
+    )
 
 
 @dataclass

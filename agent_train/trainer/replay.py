@@ -149,6 +149,7 @@ async def _train_again(
     asked: range,
 ) -> None:
     """Train from the checkpoint through the last step that is `asked` for; print a line for each step, and a table for those."""
+    from agent_train.trainer.following import reset_before, restore_reference
     from agent_train.trainer.loop import model_folder
     from agent_train.trainer.rl import left_by, train_on
 
@@ -166,6 +167,8 @@ async def _train_again(
 
         carried = surplus_of(checkpoint.tasks())
         for step in range(checkpoint.step + 1, asked.stop):
+            if step == checkpoint.step + 1 or step - 1 == reset_before(config, step - 1):
+                await restore_reference(config, run, models, step - 1)
             rollout = dataclasses.replace(rollout_of(run, recorded, records[step]), carried=carried)
             carried = left_by(config, rollout, step - 1)
             progress, metrics = await train_on(config, models, progress, rollout, Clock(), nullcontext(), checksum)

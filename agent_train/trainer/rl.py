@@ -44,6 +44,7 @@ from agent_train.rollout.places import follow_load
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import OnEnd, Sampler
 from agent_train.trainer.checkpoint import Checkpoint, Progress
+from agent_train.trainer.following import reset_reference, restore_reference
 from agent_train.trainer.loop import TrainerContext, Watched, find_model, join_cluster, open_parts
 from agent_train.trainer.policies import LearningPolicy
 from agent_train.trainer.run_folder import RunFolder
@@ -95,6 +96,7 @@ class RlContext(TrainerContext):
             others = (warm_start(own, played, sft, seed=seed) for own in self.models.own.values())
             await asyncio.gather(warm_start(self.models.policy, played, sft, show, seed), *others)
             await begin_as_policy(self.config, self.models, self.folder.start)
+        await restore_reference(self.config, self.folder, self.models, progress.step)
         self.tracker.phase("connecting learner and engine")
         async with self.changing:
             await self.sync(progress.step)
@@ -119,6 +121,7 @@ class RlContext(TrainerContext):
             checksum = await self.sync(progress.step)
             if self.past is not None:
                 await self.past.keep(self.models.policy, progress.step)
+            await reset_reference(self.config, self.folder, self.models, progress.step)
             if self.config.trainer.staleness:  # else the next rollout begins after evaluation and checkpoint
                 self.rollouts.begin(progress.step)
             return checksum

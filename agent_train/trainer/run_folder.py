@@ -105,6 +105,10 @@ class RunFolder:
                 shutil.rmtree(sums.with_suffix(""), ignore_errors=True)
                 sums.unlink()
 
+    def reference_weights(self, step: int) -> Path:
+        """The policy of a step that became the reference."""
+        return self.path / "reference" / f"{step:06d}"
+
     def saved_checkpoints(self) -> list[Path]:
         """The finished checkpoints, oldest step first."""
         found = [p for p in self.checkpoints.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name) and p.is_dir()]
