@@ -29,8 +29,10 @@ def call_of(body: Body, apart: Collection[str], messages: list[Message], **more:
         number = settings.get(name, 1)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
             raise Refused(400, f"{name} is a whole number from 1 to {most}, not {number!r:.50}")
-    if isinstance(settings.get("stop"), str):
-        settings["stop"] = [settings["stop"]]
+    if (stop := settings.get("stop")) is not None:
+        settings["stop"] = stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+            raise Refused(400, f"stop is a text or a list of texts, not {stop!r:.50}")
     if isinstance(choice := settings.get("tool_choice"), Mapping):
         kind, name = _CHOICES.get(choice["type"], choice["type"]), choice.get("function", choice).get("name")
         settings["tool_choice"] = {"type": kind, "function": {"name": name}} if name else kind
