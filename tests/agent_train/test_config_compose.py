@@ -14,7 +14,6 @@ from agent_train.config.compose import (
     config_folder,
     config_from_yaml,
     environment_names,
-    nearest,
     to_yaml,
 )
 from agent_train.config.schema import Config, ConfigError, TrainerConfig, settings
@@ -209,7 +208,3 @@ def test_keys_of_the_settings_have_their_types():
     assert keys["trainer.steps"].kind is int
     assert keys["model.tiny.hidden"].kind is int
     assert "trainer" not in keys
-
-
-def test_nearest():
-    assert nearest("stepps", ["seed", "steps", "save"]) == "steps"
