@@ -15,7 +15,7 @@ from agent_train.report.metrics import read_metrics
 from agent_train.trainer.following import reset_before
 
 RUN = [
-    *("+env=tic_tac_toe", "engine=embedded", "learner.workers=1", "algorithm.kl.coef=0.05", "reference.reset_every=2"),
+    *("+env=tic_tac_toe_self", "engine=embedded", "learner.workers=1", "algorithm.kl.coef=0.05", "reference.reset_every=2"),
     *("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=2"),
     *("trainer.groups_per_step=4", "algorithm.group_size=4", "sampling.max_tokens=4", "engine.max_model_len=1024"),
     *("sft.episodes=0", "learner.lr=2e-3", "trainer.eval_every=100", "trainer.eval_episodes=4"),
@@ -66,8 +66,9 @@ def test_a_run_that_goes_on_and_one_that_is_replayed_have_the_reference_that_the
     whole = [*words, "trainer.name=whole", "trainer.save_every=3", "trainer.dump=[4]"]
     parted = [*words, "trainer.name=parted", "trainer.save_every=1"]
     replay = ["replay", str(tmp_path / "whole"), "step=4", "through=5"]
-    commands = [[*whole, "trainer.steps=6"], [*parted, "trainer.steps=3"], [*parted, "trainer.steps=6"], replay]
-    *_, replayed = in_turn(forks, commands, {**os.environ, **in_shared_ray}, 500)
+    env = {**os.environ, **in_shared_ray}
+    in_turn(forks, [[*whole, "trainer.steps=6"], [*parted, "trainer.steps=3"]], env, 250)
+    *_, replayed = in_turn(forks, [[*parted, "trainer.steps=6"], replay], env, 250)
 
     one, other = (
         [record for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] == "train"]
