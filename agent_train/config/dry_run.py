@@ -156,9 +156,7 @@ def _algorithm(config: Config) -> str:
         parts.append(f"proximal policy {algorithm.proximal}, correction {algorithm.correction.name or 'none'}")
     if kl.coef:
         adapts = f", steered to {kl.target:g} nats a token" if kl.target else ""
-        follows = config.reference.reset_every
-        reset = f", and the policy becomes the reference every {follows} steps" if follows else ""
-        parts.append(f"KL to the reference in the {kl.place}, coefficient {kl.coef:g}{adapts}{reset}")
+        parts.append(f"KL to the reference in the {kl.place}, coefficient {kl.coef:g}{adapts}")
     return "; ".join(parts)
 
 
@@ -188,8 +186,11 @@ def _roles(config: Config) -> str:
     rows = []
     for role in roles_of(config)[1:]:
         default = "the policy, with a new value head" if role == "critic" else "the policy as the run starts"
-        lr = f", learning rate {learning_rate(config, role)[0]:g}" if learns(config, role) else ", frozen"
-        rows.append(f"{role.replace('_', ' ')} from {source_of(config, role) or default}{lr}")
+        follows = config.reference.reset_every if role == "reference" else None
+        how = f", reset to the policy every {_count(follows, 'step')}" if follows else ", frozen"
+        if learns(config, role):
+            how = f", learning rate {learning_rate(config, role)[0]:g}"
+        rows.append(f"{role.replace('_', ' ')} from {source_of(config, role) or default}{how}")
     rows += [f"a policy of {player}'s own, which learns as the run's does" for player in own_players(config)]
     if config.teacher.url and config.algorithm.advantage.name == "distill":
         rows.append(f"teacher at {config.teacher.url}")

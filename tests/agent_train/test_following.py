@@ -15,7 +15,13 @@ from agent_train.report.metrics import read_metrics
 from agent_train.trainer.following import reset_before
 
 RUN = [
-    *("+env=tic_tac_toe_self", "engine=embedded", "learner.workers=1", "algorithm.kl.coef=0.05", "reference.reset_every=2"),
+    *(
+        "+env=tic_tac_toe_self",
+        "engine=embedded",
+        "learner.workers=1",
+        "algorithm.kl.coef=0.05",
+        "reference.reset_every=2",
+    ),
     *("model.tiny.hidden=64", "model.tiny.heads=2", "model.tiny.intermediate=128", "model.tiny.layers=2"),
     *("trainer.groups_per_step=4", "algorithm.group_size=4", "sampling.max_tokens=4", "engine.max_model_len=1024"),
     *("sft.episodes=0", "learner.lr=2e-3", "trainer.eval_every=100", "trainer.eval_episodes=4"),
