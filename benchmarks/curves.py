@@ -1,8 +1,8 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
 Seven games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
-with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for GRPO against GiGPO and GAE
-against bi-level GAE. `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
+with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for several algorithms.
+`staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is
 tic-tac-toe: training against the perfect player, against itself and against its past, all held out against the perfect player.
 `algorithms` is tic-tac-toe against the perfect player, for each of several algorithms.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
@@ -116,6 +116,8 @@ CURVES = (
         "turn_rewards",
         ("algorithm=bilevel_ppo", "algorithm.updates_per_step=4", *TURN_REWARDS, *SMALLER_NO_GROUPS),
     ),
+    Curve("turns-starpo-s", "turn_rewards", ("algorithm=starpo_s", *TURN_REWARDS, *SMALLER)),
+    Curve("turns-gspo", "turn_rewards", ("algorithm=gspo", *TURN_REWARDS, *SMALLER)),
     *(
         Curve(
             f"staleness-{bound}",
