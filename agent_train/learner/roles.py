@@ -58,7 +58,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def reference_is_base(config: Config) -> bool:
-    """True if the reference is the policy without its adapters, which needs no second model: it is no other one, not even later."""
+    """True if the reference is the policy without its adapters, which needs no second model: no other is named, warmed up or reset."""
     begins_as_base = config.reference.path is None and config.sft.episodes == 0
     return config.lora.rank > 0 and begins_as_base and config.reference.reset_every is None
 

@@ -123,10 +123,8 @@ async def join_cluster(
     tracker.phase("starting Ray")
     await start_ray(own_ray_cpus(config), stack)
     given = [each for each in (model_dir, folder.start) if folder.path in each.parents and each.is_dir()]
-    given += [
-        folder.past_weights(0).parent,
-        folder.reference_weights(0).parent,
-    ]  # may be made later; only what is there is copied
+    # These may be made later; what is not there is not copied.
+    given += [folder.past_weights(0).parent, folder.reference_weights(0).parent]
     files = RunFiles(folder.path, model_dir, given, tracker.note)
     await files.look()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
