@@ -105,12 +105,15 @@ class RunFiles:
 
     async def watch(self) -> None:
         """Look at nodes that join later, where there are others that do not see the folder; until cancelled."""
+        noted = set[str]()
         while self._apart:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
             except (PlacementError, LostError, OSError) as error:
-                self.note(str(error))
+                if (why := str(error)) not in noted:
+                    self.note(why)
+                noted.add(why)
 
     async def give(self, folder: str) -> None:
         """Copy a folder to all nodes."""

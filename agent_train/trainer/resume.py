@@ -35,6 +35,7 @@ MAY_CHANGE = (
     *("engine.weights", "engine.adaptive", "engine.placement", "engine.urls"),
     *("sandbox", "env.url", "env.placement", "env.workers", "env.cpus", "env.step_timeout"),
 )
+MAY_MOVE = ("judge.url", "teacher.url")  # endpoints, which may neither come nor go
 _OWN = frozenset({"lock", "trajectories", "checkpoints", "logs", "turns"})
 _STEP_FILE = re.compile(r"(?:\w+)-(\d{6,})\.jsonl")
 _ASIDE = ".before-resume-"
@@ -143,7 +144,8 @@ def _differences(config: Config, run: RunFolder, key: str) -> Iterator[str]:
         return
     # Which optimizer step a sample belongs to follows from shared prefixes.
     fixed = {"learner.shared_prefix"} if config.algorithm.updates_per_step > 1 else set()
-    kept = (name for name in settings() if name in fixed or name not in MAY_CHANGE)
+    moved = {name for name in MAY_MOVE if get(old, name) and get(config, name)}
+    kept = (name for name in settings() if name in fixed or name not in {*MAY_CHANGE, *moved})
     if differing := [name for name in kept if get(old, name) != get(config, name)]:
         told = ", ".join(f"{name} ({get(old, name)} there, {get(config, name)} now)" for name in differing)
         yield f"{key}: {run.path} already holds a run with other settings: {told}: take the same ones, or choose another name"

@@ -24,6 +24,8 @@ _TOO_LONG = ("context_length_exceeded", "maximum context length")
 _PATH = "/chat/completions"
 _PATIENCE = 10  # times the retries, with an endpoint that is only busy
 REASONING = ("reasoning_content", "reasoning")
+_LENGTH, _NEWER_LENGTH = "max_tokens", "max_completion_tokens"
+_USE_NEWER = f"Use '{_NEWER_LENGTH}'".encode()  # in the words of OpenAI's reasoning models
 _SECRETS = frozenset({"key", "api_key", "api-key", "apikey", "token", "access_token"})
 
 
@@ -37,7 +39,8 @@ class ChatPolicy:
     Args:
         base_url: up to and with the version, "http://localhost:8000/v1".
         api_key: sent as a bearer token; in no error and no record. None: OPENAI_API_KEY, if set. "": none.
-        temperature, max_tokens: of one answer; None leaves them to the endpoint.
+        temperature, max_tokens: of one answer; None leaves them to the endpoint. Models of OpenAI that know
+            `max_completion_tokens` alone get that.
         seed: of a conversation's first answer; answer i has `seed + i`, or all turns would be sampled with the same draws.
         extra: more fields of the request.
         system: a system message for every request; stands before the environment's own, in the same message.
@@ -85,6 +88,7 @@ class ChatPolicy:
         self._system = system
         self._timeout = timeout
         self._retries = retries
+        self._newer_length = False  # the endpoint knows the answer's limit by its newer name alone
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:
         """The model's answer. Raises EndEpisode("context") if it cannot read the whole conversation, EndpointError on failure."""
@@ -155,6 +159,8 @@ class ChatPolicy:
 
         session = await endpoints.session()
         streams = bool(body.get("stream"))
+        if self._newer_length and _LENGTH in body:
+            body = {_NEWER_LENGTH if name == _LENGTH else name: value for name, value in body.items()}
         # One timer a request is enough where the whole answer has a limit.
         limit = aiohttp.ClientTimeout(total=self._timeout)
         if streams:
@@ -166,6 +172,9 @@ class ChatPolicy:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     return await read_stream(response.content.iter_any(), tell)
                 content = await response.read()
+                if response.status == 400 and _LENGTH in body and _USE_NEWER in content:
+                    self._newer_length = True
+                    return await self._ask(body, tell, url)
                 self._check_status(response, content)
                 return read_completion(content)
         except Passing as error:

@@ -13,7 +13,9 @@ from rich.console import Console
 from run_cases import clock, group, learned
 from test_resume_folder import save, settings, steps_of
 
+from agent_train.cluster import files
 from agent_train.cluster.files import RunFiles
+from agent_train.cluster.placement import PlacementError
 from agent_train.engine.base import EngineError, EngineLostError
 from agent_train.learner.actor_group import LearnerError, RankLostError
 from agent_train.report.metrics import step_metrics
@@ -157,6 +159,25 @@ def test_a_rank_that_dies_ends_a_step_that_asks_it_nothing(tmp_path):
         context = Playing(**parts, learners=[DyingRank()], steps=1, resumed=Progress())
         with pytest.raises(RankLostError, match="rank 1 died"):
             asyncio.run(asyncio.wait_for(train(context), 30))
+
+
+def test_a_node_that_cannot_join_is_told_once(monkeypatch):
+    looks, notes = [], []
+
+    class Lacking(RunFiles):
+        async def look(self):
+            looks.append(None)
+            raise PlacementError(f"10.0.0.{7 + len(looks) // 3}: model is not there")
+
+    async def watch(lacking):
+        watching = asyncio.create_task(lacking.watch())
+        while len(looks) < 5:
+            await asyncio.sleep(0)
+        watching.cancel()
+
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0)
+    asyncio.run(watch(Lacking(note=notes.append, _apart={"node": None})))
+    assert notes == ["10.0.0.7: model is not there", "10.0.0.8: model is not there"]
 
 
 def test_ctrl_c_while_it_opens_the_parts_again_ends_it(tmp_path, monkeypatch):

@@ -277,6 +277,17 @@ def test_shared_prefixes_may_change_unless_they_decide_what_an_optimizer_step_ho
     )
 
 
+@pytest.mark.parametrize("role", ["judge", "teacher"])
+def test_the_endpoint_of_a_judge_or_teacher_may_move_but_not_go(tmp_path, role):
+    def at(url):
+        plain = settings(tmp_path)
+        return dataclasses.replace(plain, **{role: dataclasses.replace(getattr(plain, role), url=url)})
+
+    trained(at("http://one:8000/v1"), range(1, 3))
+    assert not list(refusals(at("http://two:8000/v1")))
+    assert f"{role}.url (http://one:8000/v1 there, None now)" in refused(at(None))
+
+
 def test_a_run_that_is_done_is_refused_unless_it_shall_go_further(config, tmp_path):
     folder = trained(config, range(1, 11)).folder
     assert opened(config).checkpoint.step == 10  # killed after its last step: what is missing is written

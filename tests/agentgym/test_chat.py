@@ -207,6 +207,28 @@ def test_other_refusals_are_not_retried_and_carry_the_servers_words(status):
     assert len(server.requests) == 1
 
 
+def test_a_model_that_knows_max_completion_tokens_alone_gets_that_from_then_on():
+    text = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    server = Server((400, {}, json.dumps({"error": {"message": text, "code": "unsupported_parameter"}})))
+
+    async def go():
+        async with server.running() as url:
+            policy = ChatPolicy("m", url, max_tokens=7, retries=0)
+            return [await policy.act(HELLO, []) for _ in range(2)]
+
+    assert [reply.message["content"] for reply in asyncio.run(go())] == ["hi", "hi"]
+    limits = [{name: body[name] for name in body if name.startswith("max")} for _, _, body in server.requests]
+    assert limits == [{"max_tokens": 7}, {"max_completion_tokens": 7}, {"max_completion_tokens": 7}]
+
+
+def test_a_refusal_of_max_completion_tokens_itself_is_an_error():
+    text = "Unsupported parameter. Use 'max_completion_tokens' instead."
+    server = Server(*[(400, {}, text)] * 3)
+    with pytest.raises(EndpointError, match="answered 400: Unsupported"):
+        ask(server, max_tokens=7)
+    assert len(server.requests) == 2
+
+
 def test_a_conversation_that_is_too_long_ends_the_episode():
     text = json.dumps({"error": {"code": "context_length_exceeded"}})
     with pytest.raises(EndEpisode, match="context"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import time
 import weakref
@@ -67,7 +68,7 @@ class Hello:
                 raise TypeError("env is no record")
             limits = record.get("limits")
             given = {name: (limits or {}).get(name) for name in vars(frames.ServiceLimits())}
-            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and n > 0}
+            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and 0 < n < math.inf}
             served = frames.ServiceLimits(**usable)  # type: ignore[arg-type]
             return cls(str(record["session"]), str(record["resume"]), env, served)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,6 +1,7 @@
 """The protocol "agentgym/1", in one place for both sides; docs/service_protocol.md tells its messages."""
 
 import json
+import math
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ class ServiceLimits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, not {value!r}")
+            if not 0 < value < math.inf:  # JSON has no infinity
+                raise ValueError(f"{name} must be positive and finite, not {value!r}")
 
 
 class Refused(Exception):

@@ -125,6 +125,8 @@ class Sessions:
                 session.process, session.control = self.forks.fresh_worker()
                 self._tell(session, {"start": start}, [client])
         self._by_process.setdefault(session.process, []).append(session)
+        if self.draining:  # since it was reserved
+            self._tell(session, {"do": "drain"})
 
     def _shared_worker(self) -> tuple[str, Packets]:
         """The shared process with the fewest sessions; a new one up to `workers`, or if all are full."""

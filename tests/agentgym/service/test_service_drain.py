@@ -8,7 +8,9 @@ import sys
 
 import aiohttp
 import pytest
-from service_harness import SECONDS, UPGRADE, Client, alive, command, parent_of, until, url_told_by
+from service_harness import SECONDS, UPGRADE, Client, alive, browsing, command, parent_of, serving, until, url_told_by
+
+from agentgym.service.server import env_server
 
 
 @pytest.fixture
@@ -53,6 +55,28 @@ def test_the_running_episode_ends_and_no_new_one_begins(started):
             await client.ws.close()
             assert await ended(process, client.pid, zygote) == 0
             assert "waiting for 1 session" in process.stderr.read()
+
+    asyncio.run(play())
+
+
+def test_a_session_that_is_opened_as_the_drain_begins_begins_no_episode(monkeypatch):
+    hand_over = env_server.hand_over
+
+    async def play():
+        async with serving(drain_seconds=SECONDS) as server, browsing(server) as http:
+            begun = []
+
+            async def late(*args):
+                begun.append(asyncio.create_task(server.drain()))
+                await until(lambda: server.sessions.draining)
+                return await hand_over(*args)
+
+            monkeypatch.setattr(env_server, "hand_over", late)
+            client = await Client(http, "faulty").connect()
+            error = (await client.ask("init", task={"id": "a"}))["error"]
+            assert (error["code"], error["fatal"]) == ("DRAINING", True)
+            await client.ws.close()
+            await asyncio.wait_for(begun[0], SECONDS)
 
     asyncio.run(play())
 

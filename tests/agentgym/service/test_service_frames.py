@@ -1,6 +1,7 @@
 """What goes over the wire: WebSocket frames, and the requests in them."""
 
 import json
+import math
 import random
 
 import pytest
@@ -201,6 +202,7 @@ def test_any_text_is_answered_and_no_request_is_run_twice(messages):
     assert wired.slot.counters["steps"] <= len(answered)
 
 
-def test_limits_are_positive():
-    with pytest.raises(ValueError, match="step_seconds"):
-        ServiceLimits(step_seconds=0)
+@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
+def test_limits_are_positive_and_finite(seconds):
+    with pytest.raises(ValueError, match="step_seconds must be positive and finite"):
+        ServiceLimits(step_seconds=seconds)
