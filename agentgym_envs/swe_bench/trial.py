@@ -93,8 +93,8 @@ def run_tests(
     trial = _read(instance, prepared.canaries, result, changed)
     trial = replace(trial, log=built + trial.log)
     # Some docstrings are those of several tests, of which a failing one may be skipped in another class.
-    if trial.verdict and not trial.doubt and not inverted and (name := contradiction(instance, result.stdout)):
-        trial = replace(trial, doubt=f"the log calls {name} both good and bad")
+    if trial.verdict and not trial.doubt and not inverted:
+        trial = replace(trial, doubt=_contradicted(instance, result.stdout))
     return replace(trial, dropped=prepared.dropped, inversion=replace(prepared.inversion, files={}))
 
 
@@ -109,6 +109,14 @@ def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResul
     result = worktree.run(box, prepared.canaries.command, seconds - built.seconds)
     said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
     return replace(result, seconds=built.seconds + result.seconds), said
+
+
+def _contradicted(instance: Instance, output: str) -> str:
+    try:
+        name = contradiction(instance, output)
+    except LogUnreadableError as error:
+        return str(error)
+    return f"the log calls {name} both good and bad" if name else ""
 
 
 def _read(instance: Instance, watch: Canaries, result: ExecResult, changed: list[str]) -> Trial:

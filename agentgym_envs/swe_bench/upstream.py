@@ -6,7 +6,7 @@ has log parsers alone, by the name in a record's `log_parser`; its records have 
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -61,14 +61,19 @@ def reader_of(instance: Instance) -> Parser:
     passed = dict.fromkeys((*instance.fail_to_pass, *instance.pass_to_pass), PASSED) if fails_only(instance) else {}
 
     def read(log: str) -> Statuses:
-        try:
-            found: Statuses = call_isolated(_statuses, instance, log, timeout=PARSE_SECONDS)
-        except (IsolatedCallError, WorkerDied, TimeoutError) as error:
-            said = str(error).splitlines()[0]
-            raise LogUnreadableError(f"SWE-bench's parser cannot read the log: {said:.200}") from error
+        found: Statuses = isolated(_statuses, instance, log)
         return passed | found if found or _RAN.search(log) else found
 
     return read
+
+
+def isolated(function: Callable[[Instance, str], Any], instance: Instance, log: str) -> Any:
+    """The result of a function that uses an instance's parser, in another process. Raises LogUnreadableError."""
+    try:
+        return call_isolated(function, instance, log, timeout=PARSE_SECONDS)
+    except (IsolatedCallError, WorkerDied, TimeoutError) as error:
+        said = str(error).splitlines()[0]
+        raise LogUnreadableError(f"SWE-bench's parser cannot read the log: {said:.200}") from error
 
 
 def _statuses(instance: Instance, log: str) -> Statuses:

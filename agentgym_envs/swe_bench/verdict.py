@@ -78,9 +78,19 @@ def reader_of(instance: Instance) -> Parser:
 
 
 def contradiction(instance: Instance, output: str) -> str:
-    """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs."""
+    """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs.
+
+    Raises LogUnreadableError if SWE-bench's parser takes too long.
+    """
     if instance.expected is not None:
         return ""
+    if upstream.needs_swebench(instance):
+        name: str = upstream.isolated(_contradiction, instance, output)
+        return name
+    return _contradiction(instance, output)
+
+
+def _contradiction(instance: Instance, output: str) -> str:
     required = (*instance.fail_to_pass, *instance.pass_to_pass)
     parse = upstream.line_parser_of(instance) if upstream.needs_swebench(instance) else log_parser(instance.repo)
     said: dict[str, set[bool]] = {name: set() for name in required if not _PROGRESS.fullmatch(name)}

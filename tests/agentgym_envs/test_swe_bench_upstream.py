@@ -197,8 +197,10 @@ def test_a_log_that_the_parser_s_code_cannot_read_is_told():
 
 def test_a_log_on_which_the_parser_takes_too_long_is_told(monkeypatch):
     monkeypatch.setattr(upstream, "PARSE_SECONDS", 1.0)
-    with installed(4), pytest.raises(LogUnreadableError, match=r"cannot read the log: .* 1 s"):
-        statuses_of(of("chartjs/Chart.js"), ("Chrome 1.0 (" + ") " * 4900 + "\n") * 200)
+    log = ("Chrome 1.0 (" + ") " * 4900 + "\n") * 200
+    for read in (statuses_of, contradiction):
+        with installed(4), pytest.raises(LogUnreadableError, match=r"cannot read the log: .* 1 s"):
+            read(of("chartjs/Chart.js"), log)
 
 
 def test_every_parser_reads_an_empty_log():
