@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -80,9 +81,13 @@ def _environment(name: str) -> Path:
 
 
 def _install(folder: Path, name: str) -> None:
-    venv.create(folder, clear=True, with_pip=True)
-    pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--requirement"]
-    commands = [[f"{folder}/bin/python", *pip, str(_file(name, "txt"))]]
+    beside = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    uv, python = shutil.which("uv", path=beside), f"{folder}/bin/python"
+    venv.create(folder, clear=True, with_pip=uv is None)
+    installer = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    if uv is not None:  # a fifth of pip's time
+        installer = [uv, "pip", "install", "--native-tls", "--compile-bytecode", "--python", python]
+    commands = [[*installer, "--quiet", "--no-deps", "--requirement", str(_file(name, "txt"))]]
     if (npm := _file(name, "npm")).exists():
         options = ["--silent", "--no-fund", "--no-audit", "--prefix", str(folder)]
         commands.append([f"{folder}/bin/npm", "install", *options, *npm.read_text().split()])

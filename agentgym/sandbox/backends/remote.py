@@ -301,8 +301,7 @@ class RemoteChannel(GuestRpc):
             if hello["protocol"] != PROTOCOL:
                 theirs = f"the server speaks protocol {hello['protocol']!r:.20}"
                 raise SandboxError(f"sandbox {self.name}: {theirs}, this client {PROTOCOL}: update the older one")
-            limits = {name: value for name, value in hello["limits"].items() if name in vars(self._limits)}
-            self._resume, self._limits = str(hello["resume"]), ServiceLimits(**limits)
+            self._resume, self._limits = str(hello["resume"]), ServiceLimits.of_hello(hello["limits"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             socket.close()
             raise ConnectionError(f"its hello is invalid ({error!r:.100})") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import socket
 import time
 import weakref
@@ -66,10 +65,7 @@ class Hello:
             env = record["env"]
             if not isinstance(env, dict) or not isinstance(env.get("tools", []), list):
                 raise TypeError("env is no record")
-            limits = record.get("limits")
-            given = {name: (limits or {}).get(name) for name in vars(frames.ServiceLimits())}
-            usable = {name: n for name, n in given.items() if isinstance(n, int | float) and 0 < n < math.inf}
-            served = frames.ServiceLimits(**usable)  # type: ignore[arg-type]
+            served = frames.ServiceLimits.of_hello(record.get("limits"))
             return cls(str(record["session"]), str(record["resume"]), env, served)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotOpened(f"its hello is not that of {frames.NAME} ({error!r:.100}): {text!r:.100}") from error

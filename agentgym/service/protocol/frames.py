@@ -85,8 +85,19 @@ class ServiceLimits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 < value < math.inf:  # JSON has no infinity
-                raise ValueError(f"{name} must be positive and finite, not {value!r}")
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, not {value!r}")
+
+    def told(self) -> dict[str, float | None]:
+        """Them in a hello. JSON has no infinity: null is no limit."""
+        return {name: None if value == math.inf else value for name, value in vars(self).items()}
+
+    @classmethod
+    def of_hello(cls, told: Any) -> "ServiceLimits":
+        """Those in a hello; the default for each that it lacks, or that is no limit."""
+        known = {name: told[name] for name in vars(cls()) if name in (told or {})}
+        given = {name: math.inf if value is None else value for name, value in known.items()}
+        return cls(**{name: n for name, n in given.items() if isinstance(n, int | float) and n > 0})  # type: ignore[arg-type]
 
 
 class Refused(Exception):

@@ -80,7 +80,7 @@ DEFS: Json = {
                 {**_ABOUT, **_MADE},
                 {"kwargs": _ANY_OBJECT, "floor": _NUMBER, "step_seconds": _NUMBER, "runs_programs": _BOOLEAN},
             ),
-            "limits": {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}},
+            "limits": {"type": "object", "additionalProperties": {"type": ["number", "null"], "exclusiveMinimum": 0}},
         },
         closed=False,
     ),

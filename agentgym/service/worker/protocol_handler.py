@@ -166,7 +166,7 @@ class RequestHandler(ProtocolHandler):
 
     def _hello(self, resume: str | None, protocol: int, **more: Any) -> str:
         told = {"session": self._session.id, "resume": resume, "protocol": protocol, "last": self._last}
-        return text_of_json({**told, **more, "limits": vars(self._session.limits)})
+        return text_of_json({**told, **more, "limits": self._session.limits.told()})
 
     def answer(self, text: str) -> str:
         try:

@@ -202,7 +202,19 @@ def test_any_text_is_answered_and_no_request_is_run_twice(messages):
     assert wired.slot.counters["steps"] <= len(answered)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
-def test_limits_are_positive_and_finite(seconds):
-    with pytest.raises(ValueError, match="step_seconds must be positive and finite"):
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan])
+def test_limits_are_positive(seconds):
+    with pytest.raises(ValueError, match="step_seconds must be positive"):
         ServiceLimits(step_seconds=seconds)
+
+
+def test_a_hello_tells_a_limit_without_end_as_null():
+    limits = ServiceLimits(step_seconds=math.inf, message_bytes=9)
+    told = json.loads(json.dumps(limits.told(), allow_nan=False))
+    assert (told["step_seconds"], told["message_bytes"]) == (None, 9)
+    assert ServiceLimits.of_hello(told) == limits
+
+
+@pytest.mark.parametrize("told", [None, {}, {"step_seconds": "no", "reset_seconds": -1, "other": 3}])
+def test_limits_that_a_hello_lacks_are_the_defaults(told):
+    assert ServiceLimits.of_hello(told) == ServiceLimits()
