@@ -89,11 +89,15 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
 
 
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:
-    """Shard each transformer block and then the rest over the ranks, in place. Weights and gradient sums stay fp32.
+    """Shard each transformer block and then the rest over the ranks, in place.
 
-    Parameters without memory are read from the files of `model_dir`. `model.dtype` is what the layers compute in.
+    Layers compute in `model.dtype`. Frozen weights are kept in it; trained ones and sums of gradients stay fp32. Parameters
+    without memory are read from the files of `model_dir`.
     """
-    model, settings = policy.model, config.learner
+    model, settings, dtype = policy.model, config.learner, DTYPES[config.model.dtype]
+    for parameter in policy.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
     blocks = blocks_of(model)
     if dims.spread is not None:
         check_model(model, settings)
@@ -102,7 +106,7 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
     if settings.compile:
         compile_blocks(model, blocks)
     options: dict[str, Any] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=DTYPES[config.model.dtype], reduce_dtype=torch.float32)
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     }
     if settings.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
@@ -112,7 +116,7 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
     fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, initial_adapter)
     if dims.spread is not None:
         spread_over(policy, dims.spread)
-    if on_cpu_in_half(device, DTYPES[config.model.dtype]):
+    if on_cpu_in_half(device, dtype):
         policy.multiple = MULTIPLE
     return policy
 

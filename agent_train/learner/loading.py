@@ -113,7 +113,7 @@ def fill(module: nn.Module, model: Any, model_dir: str | Path, device: torch.dev
             else:
                 local = initial(name, shape)[_ranges(parameter)]
             # Not a view: the file's mapping is closed, and a whole initial value is not kept.
-            local = local.to(device, torch.float32, copy=True).contiguous()
+            local = local.to(device, parameter.dtype, copy=True).contiguous()
             filled = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
             for owner, attribute in owners[id(parameter)]:
                 setattr(owner, attribute, filled)

@@ -81,7 +81,7 @@ def merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         value = whole_tensor(parameter)
         if (layer := layers.get(name)) is not None:
             up, down = (whole_tensor(part[ADAPTER].weight) for part in (layer.lora_B, layer.lora_A))
-            value = value + layer.scaling[ADAPTER] * (up.float() @ down.float()).to(value.dtype)
+            value = value.float() + layer.scaling[ADAPTER] * (up.float() @ down.float())
         yield file_name(name), value
 
 

@@ -15,7 +15,7 @@ from agent_train.learner.roles import learns, roles_of
 
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL = 4  # bytes of an fp32 number: weights, sums of gradients, averages, logits
-TRAINED, FROZEN = 4 * FULL, FULL  # bytes a parameter: weight, gradient and AdamW's two averages; the weight alone
+TRAINED = 4 * FULL  # bytes a parameter: weight, gradient and AdamW's two averages
 
 
 def _assumed(default: float, doc: str) -> Any:
@@ -69,7 +69,7 @@ def activation_bytes(shape: ModelShape, element: int) -> int:
 def rank_bytes(shape: ModelShape, config: Config, ranks: int) -> dict[str, float]:
     """Memory of one GPU of the learner, with a shard of every role, by what takes it. The peak is at most their sum."""
     learner, e, roles = config.learner, ELEMENT[config.model.dtype], roles_of(config)
-    a_parameter = sum(TRAINED if learns(config, role) else FROZEN for role in roles)
+    a_parameter = sum(TRAINED if learns(config, role) else e for role in roles)
     kept = learner.microbatch_tokens * shape.layers
     if learner.gradient_checkpointing:
         inputs, block = kept * e * shape.hidden, learner.microbatch_tokens * activation_bytes(shape, e)

@@ -86,6 +86,35 @@ def test_without_its_adapters_the_model_is_the_reference_bit_for_bit(trained, ba
     assert trained["after_again"] == trained["after"]
 
 
+@pytest.mark.parametrize(("role", "rank"), [("policy", 4), ("reference", 0)])
+def test_frozen_weights_are_kept_in_the_models_type_which_changes_no_number(model_dir, role, rank):
+    def half(config):
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+
+    share = share_of(make_rows())
+    with one_rank(model_dir, half(make_config())) as worker:  # fp32 weights, rounded whenever a layer is gathered
+        assert {p.dtype for p in worker.module.parameters()} == {torch.float32}
+        expected = worker.logprobs(share)
+    with one_rank(model_dir, half(config_of(rank)), role) as worker:
+        types = {(".lora_" in name, p.dtype) for name, p in worker.module.named_parameters()}
+        assert types == {(False, torch.bfloat16), *([(True, torch.float32)] if rank else [])}
+        assert worker.logprobs(share) == expected
+
+
+def test_an_adapter_is_merged_into_frozen_weights_in_fp32(model_dir):
+    config = config_of()
+    config.model = dataclasses.replace(config.model, dtype="bfloat16")
+    with one_rank(model_dir, config) as worker:
+        worker.update([share_of(make_rows())])
+        name, layer = next((n, m) for n, m in worker.module.model.named_modules() if hasattr(m, "lora_A"))
+        base, up, down = (
+            part.weight.full_tensor() for part in (layer.base_layer, layer.lora_B["default"], layer.lora_A["default"])
+        )
+        exact = base.float() + layer.scaling["default"] * (up @ down)
+        assert not torch.equal(exact.bfloat16().float(), exact)
+        assert torch.equal(dict(full_tensors(worker.module))[f"{name}.weight"], exact)
+
+
 def test_peft_reads_the_adapter_and_merges_it_to_the_same_weights(trained, model_dir):
     from peft import PeftModel
 
