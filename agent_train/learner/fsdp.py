@@ -105,9 +105,7 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
         split_layers(model, blocks, dims.tensor_mesh)
     if settings.compile:
         compile_blocks(model, blocks)
-    options: dict[str, Any] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    }
+    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)}
     if settings.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in blocks:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_train.config.model_folder import ModelShape
 from agent_train.config.schema import Config
-from agent_train.learner.roles import learns, roles_of
+from agent_train.learner.roles import learns, needs_reference, reference_is_base, roles_of, sends_adapters
 
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL = 4  # bytes of an fp32 number: weights, sums of gradients, averages, logits
@@ -66,23 +66,38 @@ def activation_bytes(shape: ModelShape, element: int) -> int:
     return (4 * e + 8) * shape.hidden + (4 * e + 4) * heads + (3 * e + 4) * kv + inside + sums
 
 
+def adapter_parameters(shape: ModelShape, config: Config) -> int:
+    """Parameters of a block's adapters, two matrices for each target; none without `lora.rank`. Raises ValueError for other targets."""
+    heads, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    widths = {"q_proj": heads, "k_proj": kv, "v_proj": kv, "o_proj": heads}
+    if shape.experts == 1:
+        widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.intermediate)
+    if config.lora.rank and (other := sorted(set(config.lora.targets) - widths.keys())):
+        raise ValueError(f"lora.targets: a plan knows adapters of {', '.join(widths)}, not of {', '.join(other)}")
+    return config.lora.rank * sum(shape.hidden + widths[target] for target in config.lora.targets if config.lora.rank)
+
+
 def rank_bytes(shape: ModelShape, config: Config, ranks: int) -> dict[str, float]:
     """Memory of one GPU of the learner, with a shard of every role, by what takes it. The peak is at most their sum."""
     learner, e, roles = config.learner, ELEMENT[config.model.dtype], roles_of(config)
-    a_parameter = sum(TRAINED if learns(config, role) else e for role in roles)
+    adapters = adapter_parameters(shape, config)
+    whole = [role for role in roles if learns(config, role) and not (role == "policy" and adapters)]
+    a_parameter = sum(TRAINED if role in whole else e for role in roles)
+    states = a_parameter * shape.parameters + TRAINED * shape.layers * adapters
+    outside, block = (shape.outside, shape.block) if whole else (0, adapters)  # what has gradients
     kept = learner.microbatch_tokens * shape.layers
+    a_token = activation_bytes(shape, e) + e * config.lora.rank * len(config.lora.targets)
     if learner.gradient_checkpointing:
-        inputs, block = kept * e * shape.hidden, learner.microbatch_tokens * activation_bytes(shape, e)
-        activations = inputs + block
+        activations = kept * e * shape.hidden + learner.microbatch_tokens * a_token
     else:
-        activations = kept * activation_bytes(shape, e)
+        activations = kept * a_token
     logits = 2 * FULL * min(learner.head_chunk, learner.microbatch_tokens) * (learner.vocab_chunk or shape.vocab)
     return {
-        "states": a_parameter * shape.parameters / ranks,
+        "states": states / ranks,
         # FSDP holds what lies outside the blocks, this block and the next; the gradient of each goes through fp32.
-        "gathered": e * (shape.outside + 2 * shape.block) + (e + FULL) * (shape.outside + shape.block),
+        "gathered": e * (shape.outside + 2 * (shape.block + adapters)) + (e + FULL) * (outside + block),
         "activations": activations,
-        "head": logits + FULL * shape.vocab * shape.hidden,
+        "head": logits + (0 if adapters else FULL * shape.vocab * shape.hidden),
     }
 
 
@@ -101,13 +116,13 @@ def forward_flops(shape: ModelShape, tokens: float, context: float, answered: fl
     return blocks + 2 * answered * shape.vocab * shape.hidden
 
 
-def micro_batch_traffic(shape: ModelShape, element: int, trains: bool) -> int:
+def micro_batch_traffic(shape: ModelShape, element: int, trains: bool, adapters: int = 0) -> int:
     """Bytes that FSDP gathers and reduces for one micro-batch, times (n - 1) / n those that a rank sends.
 
-    Blocks are gathered again for the backward pass; gradients are summed in fp32.
+    Blocks are gathered again for the backward pass; gradients, of all parameters or of `adapters` in all, are summed in fp32.
     """
-    blocks = shape.parameters - shape.outside
-    return element * shape.parameters + trains * (element * blocks + FULL * shape.parameters)
+    blocks = shape.parameters - shape.outside + adapters
+    return element * (blocks + shape.outside) + trains * (element * blocks + FULL * (adapters or shape.parameters))
 
 
 @dataclass(frozen=True)
@@ -128,15 +143,19 @@ def learner_time(shape: ModelShape, config: Config, given: Assumptions, ranks: i
     """A training step: each role scores the episodes once or learns from them, and the policy is asked again for later updates."""
     algorithm, roles = config.algorithm, roles_of(config)
     episodes, length = episodes_of(config) / ranks, given.read + given.sampled
-    trainings = sum(learns(config, role) for role in roles)
+    adapters = shape.layers * adapter_parameters(shape, config)
+    trainings = sum(learns(config, role) for role in roles) - 1  # beside the policy's
     later = 1 - 1 / algorithm.updates_per_step
     scorings = len(roles) - 1 + later * (algorithm.proximal == "recomputed")
+    scorings += needs_reference(config) and reference_is_base(config)
     micro_batches = math.ceil(episodes * length / config.learner.microbatch_tokens)
     e, passes = ELEMENT[config.model.dtype], 3 + config.learner.gradient_checkpointing
     traffic = trainings * micro_batch_traffic(shape, e, True) + scorings * micro_batch_traffic(shape, e, False)
+    traffic += micro_batch_traffic(shape, e, True, adapters)
     sent = micro_batches * traffic * (ranks - 1) / ranks
     one = forward_flops(shape, episodes * length, length / 2, episodes * given.sampled)
-    compute = (trainings * passes + scorings) * one / given.flops
+    # Frozen weights have no gradient, which is a third of the work of learning; that of adapters is left out.
+    compute = (trainings * passes + passes - (adapters > 0) + scorings) * one / given.flops
     return LearnerTime(micro_batches, sent, compute, sent / given.rate(ranks))
 
 
@@ -160,14 +179,17 @@ def rollout_seconds(shape: ModelShape, config: Config, given: Assumptions, serve
     return reading + own / together * given.sampled * (max(moved, computed) / gpus + given.overhead / 1e3)
 
 
-def sync_bytes(shape: ModelShape, element: int) -> int:
+def sync_bytes(shape: ModelShape, config: Config) -> int:
     """Bytes that every worker of every server receives."""
-    return element * shape.parameters
+    adapters = shape.layers * adapter_parameters(shape, config)
+    return ELEMENT[config.model.dtype] * (adapters if sends_adapters(config) else shape.parameters)
 
 
 def sync_seconds(shape: ModelShape, config: Config, given: Assumptions, ranks: int, gpus: int) -> float:
     """Gathering fp32 weights on rank 0, and the broadcast to all workers; by gloo if all share the only GPU."""
-    gathered = FULL * shape.parameters * (ranks - 1) / ranks / given.rate(ranks)
-    return gathered + sync_bytes(shape, ELEMENT[config.model.dtype]) / (
-        given.rate(gpus) if gpus > 1 else given.gloo * 1e9
-    )
+    sent = sync_bytes(shape, config)
+    of_weight = (
+        FULL / ELEMENT[config.model.dtype] if not config.lora.rank else 1
+    )  # frozen ones are kept in `model.dtype`
+    gathered = of_weight * sent * (ranks - 1) / ranks / given.rate(ranks)
+    return gathered + sent / (given.rate(gpus) if gpus > 1 else given.gloo * 1e9)

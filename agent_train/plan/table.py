@@ -19,7 +19,6 @@ NEEDED = {
     "mode": "rl",
     "engine.name": "vllm",
     "engine.placement": "own",
-    "lora.rank": 0,
     "learner.offload": False,
     "learner.optimizer": "adamw",
     "learner.placement": "shared",
@@ -123,7 +122,7 @@ def _rows(
     yield row("learner, computing, s", DERIVED, lambda split: split.learner.compute)
     yield row("learner, sending, s", DERIVED, lambda split: split.learner.link)
     yield row("engine, rollout, s", DERIVED, lambda split: split.rollout)
-    yield row("weights to a server, GB", MEASURED, lambda _: formulas.sync_bytes(shape, element) / 1e9)
+    yield row("weights to a server, GB", MEASURED, lambda _: formulas.sync_bytes(shape, config) / 1e9)
     yield row("weights to all servers, s", DERIVED, lambda split: split.sync)
     yield row("step in turns, s", DERIVED, lambda split: split.in_turns)
     yield row("step with staleness, s", DERIVED, lambda split: split.overlapped)
@@ -158,6 +157,11 @@ def _checked(config: Config, given: Assumptions) -> ModelShape:
     if shape is None or shape.kind not in COUNTED:
         path = f"model.path={config.model.path}"
         problems.append(f"{path}: a plan needs the config.json of one of {', '.join(COUNTED)}, or --model SIZE")
+    else:
+        try:
+            formulas.adapter_parameters(shape, config)
+        except ValueError as error:
+            problems.append(str(error))
     if problems or shape is None:
         raise ConfigError(*problems)
     return shape

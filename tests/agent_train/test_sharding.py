@@ -12,11 +12,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agent_train.config.model_folder import shape_of
 from agent_train.learner.fsdp import full_tensors
 from agent_train.learner.parallel import replica_size
-from agent_train.plan.formulas import ELEMENT, FULL, TRAINED, micro_batch_traffic
+from agent_train.plan.formulas import ELEMENT, FULL, TRAINED, adapter_parameters, micro_batch_traffic
 
 # Sums of float32 in another order, which also the processor decides; an error of a mask or a factor is 100 times as large.
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-FSDP4 = Case("fsdp 4", 4)
+FSDP4, LORA2 = Case("fsdp 4", 4), Case("lora fsdp 2", 2, lora=4)
 CASES = [
     FSDP4,
     Case("offload", 2, learner={"offload": True}),
@@ -39,6 +39,7 @@ CASES = [
     Case(
         "critic sequence 2 x tensor 2", 4, "many_heads", {"sequence_parallel": 2, "tensor_parallel": 2}, role="critic"
     ),
+    LORA2,
     Case("lora tensor 2", 2, "untied", {"tensor_parallel": 2}, lora=4),
     Case("lora fsdp 2 x sequence 2, offload", 4, learner={"sequence_parallel": 2, "offload": True}, lora=4, state=True),
 ]
@@ -123,6 +124,9 @@ def test_a_rank_holds_and_sends_what_agent_train_plan_says(found, folder):
         gradients = rank["held"] * FULL
         assert rank["states"] + gradients - optimizer_counters == TRAINED * shape.parameters / 4
         assert rank["sent"] == micro_batch_traffic(shape, ELEMENT["float32"], True) * 3 / 4
+    adapters = shape.layers * adapter_parameters(shape, LORA2.config())
+    for rank in found[LORA2.name]:
+        assert rank["sent"] == micro_batch_traffic(shape, ELEMENT["float32"], True, adapters) / 2
 
 
 @named
