@@ -281,7 +281,7 @@ until_refused(lambda _: call("timer_create", 1, event, ctypes.byref(timer)), 1 <
         says="denied|never",
         ends="any",
         oom=None,
-        timeout=3,
+        timeout=20,
     ),
     Hostile(
         "large_pages_and_locked_ones",
