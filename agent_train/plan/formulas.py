@@ -186,10 +186,8 @@ def sync_bytes(shape: ModelShape, config: Config) -> int:
 
 
 def sync_seconds(shape: ModelShape, config: Config, given: Assumptions, ranks: int, gpus: int) -> float:
-    """Gathering fp32 weights on rank 0, and the broadcast to all workers; by gloo if all share the only GPU."""
-    sent = sync_bytes(shape, config)
-    of_weight = (
-        FULL / ELEMENT[config.model.dtype] if not config.lora.rank else 1
-    )  # frozen ones are kept in `model.dtype`
-    gathered = of_weight * sent * (ranks - 1) / ranks / given.rate(ranks)
+    """Gathering weights on rank 0, and the broadcast to all workers; by gloo if all share the only GPU."""
+    sent, e = sync_bytes(shape, config), ELEMENT[config.model.dtype]
+    kept = e if config.lora.rank else FULL  # trained weights are kept in fp32
+    gathered = kept / e * sent * (ranks - 1) / ranks / given.rate(ranks)
     return gathered + sent / (given.rate(gpus) if gpus > 1 else given.gloo * 1e9)

@@ -89,12 +89,12 @@ class ServiceLimits:
                 raise ValueError(f"{name} must be positive, not {value!r}")
 
     def told(self) -> dict[str, float | None]:
-        """Them in a hello. JSON has no infinity: null is no limit."""
+        """The limits as a hello has them: null is no limit, since JSON has no infinity."""
         return {name: None if value == math.inf else value for name, value in vars(self).items()}
 
     @classmethod
     def of_hello(cls, told: Any) -> "ServiceLimits":
-        """Those in a hello; the default for each that it lacks, or that is no limit."""
+        """The limits that a hello has; the default for each that it lacks or that is no positive number."""
         known = {name: told[name] for name in vars(cls()) if name in (told or {})}
         given = {name: math.inf if value is None else value for name, value in known.items()}
         return cls(**{name: n for name, n in given.items() if isinstance(n, int | float) and n > 0})  # type: ignore[arg-type]
