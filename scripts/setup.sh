@@ -16,7 +16,7 @@ pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 # uv takes a fifth of pip's time. It does not read pip's settings, so pip is used where these choose the index, and where uv fails.
 UV=$VENV/bin/uv
 [ -z "${PIP_FIND_LINKS:-}" ] || export UV_FIND_LINKS=${PIP_FIND_LINKS// /,}
-pip config list | grep -qE '[.](index-url|no-index)=' || pip install uv==0.13.9 || true
+if pip config list | grep -qE '[.](index-url|no-index)='; then UV=; else pip install uv==0.13.9 || UV=; fi
 add() {
   if [ -x "$UV" ]; then
     "$UV" pip install --quiet --native-tls --python "$VENV/bin/python" --no-deps "$@" && return
