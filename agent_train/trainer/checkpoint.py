@@ -160,10 +160,12 @@ class Checkpoints:
             await self._give_up(step, folder, failed)
 
     async def _give_up(self, step: int, folder: Path, failed: str) -> None:
+        """Remove the folder, and tell why. The free space is told because torch's writer can hide that the disk was full."""
+        free = await asyncio.to_thread(_free_megabytes, folder)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         newest = self.run.latest_checkpoint()
         stays = f"the newest is {newest.name}" if newest else "there is none yet"
-        self._failed = f"the checkpoint of step {step} was not saved ({failed}): {stays}"
+        self._failed = f"the checkpoint of step {step} was not saved ({failed}{free}): {stays}"
         self.note(self._failed)
 
 
@@ -256,6 +258,13 @@ def begin(run: RunFolder, folder: Path) -> None:
     for half in run.checkpoints.glob(".latest.*.tmp"):
         half.unlink(missing_ok=True)
     folder.mkdir(parents=True)
+
+
+def _free_megabytes(folder: Path) -> str:
+    """What to tell of the disk of a folder that may be gone."""
+    with contextlib.suppress(OSError):
+        return f"; its disk has {shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
+    return ""
 
 
 def _name(step: int) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -234,7 +235,7 @@ def test_a_save_that_fails_is_told_and_leaves_what_was_there(run):
     async def story() -> list[str]:
         notes = []
         async with Checkpoints(run, 1, 60, notes.append) as checkpoints:
-            await checkpoints.save(Progress(6), [Learner(), Learner(said="rank 1: no space left", name="critic")])
+            await checkpoints.save(Progress(6), [Learner(), Learner(said="rank 1: unexpected pos", name="critic")])
             await checkpoints.settle()
             with pytest.raises(CheckpointError, match="step 6 was not saved"):
                 await checkpoints.finish()
@@ -243,7 +244,8 @@ def test_a_save_that_fails_is_told_and_leaves_what_was_there(run):
         return notes
 
     (note,) = asyncio.run(story())
-    assert note == "the checkpoint of step 6 was not saved (rank 1: no space left): the newest is step-000005"
+    why = r"rank 1: unexpected pos; its disk has [\d,]+\.\d MB free"  # torch's word for a full disk, at times
+    assert re.fullmatch(rf"the checkpoint of step 6 was not saved \({why}\): the newest is step-000005", note)
     assert names(run) == ["latest", "step-000007"]
 
 
@@ -261,7 +263,8 @@ def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_th
         return notes
 
     late, file = asyncio.run(story())
-    assert late == "the checkpoint of step 1 was not saved (it took longer than 0.05 s): there is none yet"
+    assert late.startswith("the checkpoint of step 1 was not saved (it took longer than 0.05 s; ")
+    assert late.endswith("MB free): there is none yet")
     assert "step 2 was not saved" in file
 
 
