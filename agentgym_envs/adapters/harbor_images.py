@@ -14,13 +14,14 @@ built for a task give everyone the working folder. Such an image also tells its 
 import contextlib
 import hashlib
 import io
+import os
 import posixpath
 import re
 import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +30,7 @@ from agentgym_envs.adapters.harbor_tasks import HarborTask, Unsupported
 
 TOLD = "/etc/harbor"  # in a built image: the files workdir and env
 OWN_FILES = ("packages.txt", "requirements.txt", "python-version")
-_BESIDE = {*OWN_FILES, "Dockerfile", ".dockerignore"}
+_OF_ROOT = ("bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr", "var")
 _OURS = re.compile(r"(?:docker\.io/)?agentgym/([a-z0-9-]+)(?::[\w.-]+)?")
 _SAID = ("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK")  # which change no file
 _EPILOGUE = f"""
@@ -85,17 +86,20 @@ def instructions(dockerfile: str) -> list[Instruction]:
     """The instructions of a Dockerfile, continued lines joined, without comments."""
     lines = [line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    return [
-        (word.upper(), rest.strip()) for word, _, rest in (line.strip().partition(" ") for line in joined.split("\n"))
-    ]
+    split = ([*line.split(None, 1), ""] for line in joined.split("\n") if line.strip())
+    return [(word.upper(), rest.strip()) for word, rest, *_ in split]
 
 
 def archive(files: Iterable[tuple[Path, str]]) -> bytes:
-    """A tar archive of files of this machine under other names; scripts can be run."""
+    """A tar archive of files of this machine under other names; scripts can be run. Links inside of it stay links."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for file, name in files:
             member = tarfile.TarInfo(name)
+            if file.is_symlink() and (not file.is_file() or not _leads_out(file, name)):
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(file)
+                tar.addfile(member)
+                continue
             member.size, member.mtime = file.stat().st_size, int(file.stat().st_mtime)
             member.mode = 0o755 if file.suffix == ".sh" else file.stat().st_mode & 0o755 | 0o644
             with file.open("rb") as data:
@@ -104,8 +108,14 @@ def archive(files: Iterable[tuple[Path, str]]) -> bytes:
 
 
 def files_below(folder: Path) -> list[tuple[Path, str]]:
-    """The files below a folder, each with its path in it."""
-    return [(path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    """The files and links below a folder, each with its path in it."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file())
+    return [(path, path.relative_to(folder).as_posix()) for path in found]
+
+
+def _leads_out(link: Path, name: str) -> bool:
+    """Whether a link that is put at `name`, a path in a folder, leads out of that folder."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), os.readlink(link))).startswith(("/", ".."))
 
 
 def _ours(image: str) -> str | None:
@@ -146,9 +156,9 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
             raise Unsupported(f"a Docker Engine must build it, because of {word} {rest}: leave out packages.txt")
         if asked == "COPY":
             copied = _copied(task.environment, rest, workdir)
-            if any(path.count("/") == 1 for _, path in copied):
+            if problem := next(filter(None, (_misplaced(file, path) for file, path in copied)), ""):
                 raise Unsupported(
-                    f"a Docker Engine must build it, because {word} {rest} puts a file into /: leave out packages.txt"
+                    f"a Docker Engine must build it, because {word} {rest} {problem}: leave out packages.txt"
                 )
             place.files += copied
         elif word == "WORKDIR":
@@ -158,7 +168,23 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
             old_form = "=" not in pairs[0]
             place.variables |= {pairs[0]: " ".join(pairs[1:])} if old_form else dict(p.split("=", 1) for p in pairs)
     place.workdir = str(workdir)
+    _check_folder(task.workdir or place.workdir, "a Docker Engine must build it", "leave out packages.txt")
     return place
+
+
+def _check_folder(workdir: str, what: str, todo: str) -> None:
+    if workdir.split("/")[1:2] and workdir.split("/")[1] in _OF_ROOT:
+        raise Unsupported(f"{what}, because its working folder {workdir} is root's: {todo}")
+
+
+def _misplaced(file: Path, path: str) -> str:
+    """Why the host, which has the programs' rights, cannot put a file at a path; or ""."""
+    top, _, below = path[1:].partition("/")
+    if not below:
+        return "puts a file into /"
+    if top in _OF_ROOT:
+        return f"puts a file into /{top}, which is root's"
+    return f"copies the link {file}, which leads out of /{top}" if file.is_symlink() and _leads_out(file, below) else ""
 
 
 def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path, str]]:
@@ -166,24 +192,55 @@ def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path
     into, found = PurePosixPath(posixpath.normpath(workdir / last)), []
     is_folder = last.endswith("/") or into in (workdir, *workdir.parents)
     for source in sources:
-        matches = [context] if source in (".", "./") else sorted(context.glob(source.lstrip("/")))
+        listed = [context] if source in (".", "./") else sorted(context.glob(source.lstrip("/")))
+        matches = [match for match in listed if match.exists() and match.resolve().is_relative_to(context.resolve())]
         if not matches:
             raise ValueError(f"COPY {rest}: there is no {source} in {context}")
         for match in matches:
             if match.is_dir():
-                found += [(file, str(into / path)) for file, path in files_below(match)]
+                below = [each for each in files_below(match) if match != context or each[1] not in _beside(context)]
+                found += [(file, str(into / path)) for file, path in below]
             else:
                 as_folder = is_folder or len(sources) > 1 or len(matches) > 1
-                found.append((match, str(into / match.name if as_folder else into)))
-    return [(file, name) for file, name in found if not (file.parent == context and file.name in _BESIDE)]
+                found.append((match.resolve(), str(into / match.name if as_folder else into)))
+    ignored = _ignored(context)
+    return [(file, name) for file, name in found if not ignored(file)]
+
+
+def _beside(context: Path) -> tuple[str, ...]:
+    """What of a context is about the image and not for it, unless a COPY names it."""
+    own = OWN_FILES if (context / OWN_FILES[0]).is_file() else ()
+    return ("Dockerfile", ".dockerignore", *own)
+
+
+def _ignored(context: Path) -> Callable[[Path], bool]:
+    """Whether Docker leaves a file out of a context: of `.dockerignore`, the last pattern that fits it or a folder above."""
+    file, rules = context / ".dockerignore", []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        pattern = line.strip().removeprefix("!").strip()
+        if pattern and not line.startswith("#"):
+            parts = re.split(r"(\*\*/?|\*|\?|\[[^]]*\]|\\.)", posixpath.normpath(pattern).strip("/"))
+            wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+            text = "".join(wild.get(part) or (part if part[:1] in ("[", "\\") else re.escape(part)) for part in parts)
+            rules.append((re.compile(f"{text}(?:/.*)?", re.DOTALL), not line.strip().startswith("!")))
+
+    def ignored(path: Path) -> bool:
+        below = os.path.relpath(path, context)
+        return next((left_out for rule, left_out in reversed(rules) if rule.fullmatch(below)), False)
+
+    return ignored
 
 
 def _published(task: HarborTask, image: str) -> Place:
     """As Harbor does, `environment/` goes into the working folder where it has no Dockerfile."""
     name = _ours(image)
+    if name and task.workdir:
+        _check_folder(task.workdir, "it cannot be played", "give another workdir in task.toml")
     place = Place(name, "/workspace") if name else Place(_to_build(task, f"FROM {image}\n", context=False), None)
     if not (task.environment / "Dockerfile").is_file():
         place.files = files_below(task.environment)  # below the working folder
+        if link := next((file for file, path in place.files if file.is_symlink() and _leads_out(file, path)), None):
+            raise Unsupported(f"the link {link} leads out of environment/")
     return place
 
 
@@ -211,10 +268,15 @@ def _to_build(task: HarborTask, dockerfile: str, context: bool = True) -> str:
 
 def _folder(task: HarborTask, files: Mapping[str, Path | str]) -> str:
     """The folder of an image with these files or texts, beside agentgym's images. Equal ones give the same folder."""
-    contents = {name: file for name, file in sorted(files.items()) if isinstance(file, str) or file.is_file()}
+    contents = {
+        name: file
+        for name, file in sorted(files.items())
+        if isinstance(file, str) or file.is_symlink() or file.is_file()
+    }
     digest = hashlib.sha256()
     for name, file in contents.items():
-        content = file.encode() if isinstance(file, str) else file.read_bytes()
+        link = isinstance(file, Path) and file.is_symlink()
+        content = os.readlink(file).encode() if link else file.encode() if isinstance(file, str) else file.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     name = re.sub(r"[^a-z0-9]+", "-", task.folder.name.lower()).strip("-") or "task"
     place = cache_folder().parent / "harbor" / f"{name}-{digest.hexdigest()[:12]}"
@@ -226,7 +288,7 @@ def _folder(task: HarborTask, files: Mapping[str, Path | str]) -> str:
             if isinstance(file, str):
                 (part / name).write_text(file, encoding="utf-8")
             else:
-                shutil.copy(file, part / name)
+                shutil.copy(file, part / name, follow_symlinks=False)
         try:
             part.rename(place)
         except OSError:  # another process was first

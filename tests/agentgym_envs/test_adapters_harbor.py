@@ -215,11 +215,59 @@ def test_the_agent_is_told_that_there_is_no_network_unless_there_is():
         ("COPY orders.csv /orders.csv", None),
         ("WORKDIR /\nCOPY orders.csv ./", None),
         ("COPY --chmod=755 orders.csv /bin/run", None),
+        ("COPY orders.csv /usr/local/bin/", None),
+        ("WORKDIR /root\nCOPY orders.csv .", None),
+        ("WORKDIR\t/app\nCOPY\torders.csv .", ["/app/orders.csv"]),
     ],
 )
 def test_files_go_where_docker_puts_them_or_an_engine_builds_the_image(folder, lines, files):
     place = place_of(read_task(folder("environment/Dockerfile", f"FROM agentgym/python\n{lines}\n")))
     assert ([name for _, name in place.files] if place.workdir else None) == files
+
+
+def test_requirements_are_a_file_like_others_unless_they_are_the_image_s(folder):
+    folder("environment/Dockerfile", "FROM agentgym/python\nWORKDIR /app\nCOPY . .\n")
+    task = folder("environment/requirements.txt", "six\n")
+    names = ["/app/orders.csv", "/app/requirements.txt", "/app/totals.sh"]
+    assert [name for _, name in place_of(read_task(task)).files] == names
+    folder("environment/packages.txt", "gawk\n")
+    assert [name for _, name in place_of(read_task(task)).files] == ["/app/orders.csv", "/app/totals.sh"]
+    folder("environment/Dockerfile", "FROM debian\nCOPY requirements.txt /app/\n")
+    assert [name for _, name in place_of(read_task(task)).files] == ["/app/requirements.txt"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left_out"),
+    [
+        ("*.csv", {"orders.csv"}),
+        ("# *.sh\n\n/orders.csv", {"orders.csv"}),
+        ("**/key", {"key", "a/key", "a/b/key"}),
+        ("a", {"a/key", "a/b/key"}),
+        ("a/*\n!a/b", {"a/key"}),
+        ("*/key\n[k-l]ey\ntotals.??", {"a/key", "key", "totals.sh"}),
+        ("key/*", set()),
+    ],
+)
+def test_what_dockerignore_leaves_out_is_not_shown_to_the_agent(folder, patterns, left_out):
+    for name in "key", "a/key", "a/b/key":
+        (folder("task.toml", "") / "environment" / name).parent.mkdir(exist_ok=True)
+        folder(f"environment/{name}", "x")
+    folder("environment/Dockerfile", "FROM agentgym/python\nCOPY . /app\n")
+    task = folder("environment/.dockerignore", patterns)
+    files = {name.removeprefix("/app/") for _, name in place_of(read_task(task)).files}
+    assert {"orders.csv", "totals.sh", "key", "a/key", "a/b/key"} - files == left_out
+
+
+@pytest.mark.bubblewrap
+def test_a_link_stays_a_link_and_nothing_of_this_machine_is_copied_through_one(folder):
+    folder("environment/Dockerfile", "FROM agentgym/python\nWORKDIR /app\nCOPY . .\n")
+    task = folder("environment/v1/data", "x")
+    (task / "environment/current").symlink_to("v1")
+    seen, *_ = play(task, bash("readlink current; cat current/data"))
+    assert "v1\nx" in seen[0]["content"]
+    (task / "environment/secret").symlink_to("/etc/hostname")
+    place = place_of(read_task(task))
+    assert (place.files, (Path(place.image) / "secret").readlink()) == ([], Path("/etc/hostname"))
 
 
 @pytest.mark.docker

@@ -137,7 +137,13 @@ def recipe(image: str, above: tuple[Path, ...] = ()) -> Recipe:
     below = layers.base_of(folder)
     base = None if below is None else recipe(below, (*above, folder))
     digest = hashlib.sha256(f"{FORMAT} {platform.machine()}{f' {base.tag}' if base else ''}".encode())
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not (base and p == folder / layers.BASE)):
+    own = folder / "files"
+    for path in sorted(p for p in folder.rglob("*") if not (base and p == folder / layers.BASE)):
+        if path.is_symlink() and own in path.parents:
+            digest.update(f"\n{path.relative_to(folder).as_posix()} -> {os.readlink(path)}\n".encode())
+            continue
+        if not path.is_file():
+            continue
         content = path.read_bytes()
         runs = " +x" if path.stat().st_mode & 0o111 else ""
         digest.update(f"\n{path.relative_to(folder).as_posix()} {len(content)}{runs}\n".encode() + content)
@@ -319,15 +325,18 @@ def _make(what: Recipe, how: str, api: APIClient | None, say: Callable[[str], No
 
 
 def _add_files(folder: Path, root: Path) -> None:
-    """Copy an image's own files to where they are below its `files/`."""
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    """Copy an image's own files to where they are below its `files/`; links stay links, to what the image has there."""
+    for file in sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file()):
         place = root / file.relative_to(folder)
         if not place.parent.resolve().is_relative_to(root.resolve()):  # a link of a package would lead to this machine
             raise SandboxError(f"{file} cannot be added: its folder is a link in the image")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
-        shutil.copyfile(file, place)
-        place.chmod(file.stat().st_mode & 0o755 | 0o644)
+        if file.is_symlink():
+            place.symlink_to(file.readlink())
+        else:
+            shutil.copyfile(file, place)
+            place.chmod(file.stat().st_mode & 0o755 | 0o644)
 
 
 def _choose(what: Recipe, how: str, api: APIClient | None) -> tuple[str, str]:

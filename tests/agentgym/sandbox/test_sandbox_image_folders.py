@@ -126,6 +126,20 @@ class TestFiles:
         added = tmp_path / "root/etc/setting"
         assert (added.read_text(), added.stat().st_mode & 0o7777) == ("x", 0o644)
 
+    def test_a_link_stays_a_link_and_another_target_is_another_image(self, folder, tmp_path):
+        (folder / "files/opt/v1").mkdir(parents=True)
+        (folder / "files/opt/current").symlink_to("v1")
+        (folder / "files/opt/v1/host").symlink_to("/etc/hostname")
+        (folder / "files/tool").symlink_to("/opt/current/tool")
+        (tmp_path / "root").mkdir()
+        images._add_files(folder / "files", tmp_path / "root")
+        added = [(tmp_path / "root" / name).readlink() for name in ("opt/current", "opt/v1/host", "tool")]
+        assert [str(target) for target in added] == ["v1", "/etc/hostname", "/opt/current/tool"]
+        before = images.recipe(str(folder)).digest
+        (folder / "files/tool").unlink()
+        (folder / "files/tool").symlink_to("/opt/v1/tool")
+        assert images.recipe(str(folder)).digest != before
+
     def test_but_not_through_links_of_the_image(self, folder, tmp_path):
         (folder / "files/var/run").mkdir(parents=True)
         (folder / "files/var/run/x").write_text("x")
