@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from agentgym.datasets import locate
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.images import build as images
 from agentgym.sandbox.images import interpreters, layers
@@ -77,8 +78,12 @@ def build_file(
     jobs: int,
     say: Callable[[str], None],
 ) -> list[InstanceImage]:
-    """`build` for the instances of a file or data set, or `only` some of them by their ids. ValueError, OSError: a wrong one."""
-    found = {instance.id: instance for instance in read_instances(file)}
+    """`build` for the instances of a file, here or in the data folder, or of a data set, or `only` some by their ids.
+
+    ValueError, OSError: a wrong one.
+    """
+    here = Path(file).expanduser().is_file()
+    found = {instance.id: instance for instance in read_instances(file if here else locate(file) or file)}
     if unknown := [id for id in only if id not in found]:
         raise ValueError(f"{file} has no instance {unknown[0]!r}; it has {len(found)}, such as {min(found)}")
     chosen = [found[id] for id in (only or found)]

@@ -208,6 +208,12 @@ class TestFailures:
         assert text in err
         assert err.count("\n") == 1
 
+    def test_a_file_of_the_data_folder_is_found_from_anywhere(self, file, capsys, monkeypatch):
+        monkeypatch.setenv("AGENTGYM_DATA", str(Path(file).parent))
+        monkeypatch.chdir("/")
+        assert main(["sandbox", "build", "swe", "--only", "x", "--instances", Path(file).name]) == 2
+        assert "has no instance 'x'" in capsys.readouterr().err
+
     def test_a_missing_file_too(self, capsys):
         assert main(["sandbox", "build", "swe", "--instances", "/no/such.jsonl"]) == 2
         assert "there is no such file" in capsys.readouterr().err
