@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from agent_train.config.schema import TinyConfig
-from agentgym.core.env import Blocking
+from agentgym.core.executor import close_env
 from agentgym.core.messages import text_of
+from agentgym.core.registration import make, spec
+from agentgym.policies.base import ExpertPolicy
+from agentgym.rollout.episode import Limits, run_episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,6 +27,7 @@ SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 BYTES = 256
 SLOW_EPISODES = 4  # whose texts make a tokenizer, where a step may take minutes
+LONG_EPISODE = 1000  # turns at which one ends here, if its environment does not end it
 # Head sizes that both transformers and every vLLM attention back end take (the CPU one is the narrowest).
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -125,35 +130,28 @@ def texts_of_env(
     The expert plays, with a share of random `mistakes`; without an expert it is the opening messages of n tasks. Of an environment
     whose steps may take minutes (`step_seconds`), `SLOW_EPISODES` at most.
     """
-    from agentgym.core.registration import make, spec
+    return asyncio.run(_texts(env_id, dict(kwargs or {}), n, random.Random(seed), mistakes))
 
-    rng = random.Random(seed)
+
+async def _texts(env_id: str, kwargs: dict[str, Any], n: int, rng: random.Random, mistakes: float) -> list[str]:
     texts: list[str] = []
-    env = make(env_id, **(kwargs or {}))
-    if env.get_wrapper_attr("async_methods"):
-        env = cast("Env", Blocking(env))
+    env = make(env_id, **kwargs)
     try:
-        tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **(kwargs or {})}).tasks("train")
+        tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **kwargs}).tasks("train")
         slow = env.get_wrapper_attr("step_seconds") is not None
         for _ in range(min(n, SLOW_EPISODES) if slow else n):
-            texts += _episode_texts(env, tasks[rng.randrange(len(tasks))], rng, mistakes)
+            texts += await _episode_texts(env, tasks[rng.randrange(len(tasks))], rng, mistakes)
     finally:
-        env.close()
+        await close_env(env)
     return texts
 
 
-def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> Iterator[str]:
-    expert, wanderer = getattr(env, "expert_action", None), getattr(env, "random_action", None)
-    if expert is None:
-        yield from map(text_of, task.messages)
-        return
-    env.init(task)
-    observation, _ = env.reset(seed=rng.randrange(2**31))
-    yield from map(text_of, observation)
-    over = False
-    while not over:
-        action = wanderer(rng) if wanderer and rng.random() < mistakes else expert()
-        yield text_of(action)
-        observation, _, terminated, truncated, _ = env.step(action)
-        yield from map(text_of, observation)
-        over = terminated or truncated
+async def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> list[str]:
+    """Of an episode that fails, the texts before: the run tells of failures when it plays."""
+    if not env.has_wrapper_attr("expert_action"):
+        return [text_of(message) for message in task.messages]
+    expert = ExpertPolicy(mistakes if env.has_wrapper_attr("random_action") else 0.0, rng)
+    seed = rng.randrange(2**31)
+    played = await run_episode(env, expert, task, seed=seed, limits=Limits(max_turns=LONG_EPISODE))
+    said = [message for turn in played.turns for message in (*turn.observation, turn.reply)]
+    return [text_of(message) for message in (*said, *played.final_observation)]

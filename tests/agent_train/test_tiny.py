@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from sample_tokenizers import LAKE, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import agentgym
 from agent_train.config.schema import TinyConfig
-from agent_train.learner.tiny import build_tiny, texts_of_env, train_tokenizer
+from agent_train.learner.tiny import LONG_EPISODE, build_tiny, texts_of_env, train_tokenizer
 from agent_train.rollout.renderer import Renderer
+from agentgym import Env, Task, TaskSet
 from agentgym.core.messages import assistant, system, user
 from agentgym.core.registration import UnknownEnvError
 
@@ -110,6 +112,36 @@ def test_texts_of_an_env_are_those_of_its_episodes():
     assert texts != texts_of_env("frozen_lake", {}, 6, seed=4)
     assert sum("Reach G" in text for text in texts) == 6
     assert {"up", "down", "left", "right"} & set(texts)
+
+
+class Flawed(Env):
+    """Raises for one task, never ends another, and answers a third with no message."""
+
+    max_turns = None
+
+    @classmethod
+    def default_tasks(cls, split="train"):
+        return TaskSet([Task(id=name) for name in ("raises", "endless", "silent")], name="flawed")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        if self.task.id == "raises":
+            raise KeyError("no such level")
+        return [user(f"It is {self.task.id}.")], {}
+
+    def step(self, action):
+        self.read(action)
+        return ["silence"] if self.task.id == "silent" else [user("Go on.")], 0.0, False, False, {}
+
+    def expert_action(self):
+        return "yes"
+
+
+def test_an_episode_that_fails_or_never_ends_gives_its_texts_before():
+    agentgym.register(id="tiny_test/flawed", entry_point=Flawed)
+    texts = texts_of_env("tiny_test/flawed", {}, 6, seed=0)
+    assert set(texts) == {"It is endless.", "It is silent.", "Go on.", "yes"}
+    assert len(texts) < 6 * 2 * LONG_EPISODE + 6
 
 
 def test_texts_of_an_unknown_env_are_refused():
