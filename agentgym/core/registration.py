@@ -114,7 +114,10 @@ class EnvSpec:
         if settings:
             made_with = [p.name for p in parameters(self.load())[0] if p.name != "tasks"]
             _refuse_unknown(self, settings, list(dict.fromkeys([*accepted, *made_with])))
-        return source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
+        found = source(split, **{k: v for k, v in {**self.kwargs, **settings}.items() if k in accepted})
+        if not hasattr(found, "shuffled"):  # a list; its module imports this one, so the class itself is not asked
+            raise TypeError(f"the tasks of environment {self.id!r} must be a TaskSet, not a {type(found).__name__}")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The spec as a JSON object. Raises ValueError if no other process can import its entry point or task source."""

@@ -72,6 +72,9 @@ class TaskSet(Sequence[Task]):
             total = size
         else:
             items = list(tasks)
+            for item in items:
+                if not isinstance(item, Task):
+                    raise TypeError(f"task set {name!r}: not a Task, but a {type(item).__name__}: {item!r:.100}")
             self._make = items.__getitem__
             total = len(items)
         self._order: Sequence[int] = range(total) if order is None else order

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -148,14 +149,18 @@ def _takes_text(schema: Mapping[str, Any] | bool, text: str) -> bool:
 
 def _problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
     if options := schema.get("anyOf"):
-        fits = any(_problem_of_value(value, option) is None for option in options)
-        return None if fits else f"must be {' or '.join(map(_wanted, options))}, not {_kind(value)}"
+        problems = [_problem_of_value(value, option) for option in options]
+        inside = [found for found in problems if found and found.startswith("at ")]  # the kind is right, an item is not
+        told = inside[0] if inside else f"must be {' or '.join(map(_wanted, options))}, not {_kind(value)}"
+        return None if None in problems else told
     if "enum" in schema:  # JSON tells true from 1, Python's `in` does not
         fits = any(type(value) is type(option) and value == option for option in schema["enum"])
         return None if fits else f"must be {_wanted(schema)}, not {_quoted(value)}"
     wanted = schema.get("type")
     if wanted not in (None, _kind(value)) and not (wanted == "number" and _kind(value) == "integer"):
         return f"must be {wanted}, not {_kind(value)}"
+    if wanted == "number" and abs(value) > sys.float_info.max:  # an integer, which Python keeps whole
+        return "is too large"
     inner = schema.get("items") if wanted == "array" else schema.get("additionalProperties")
     for key, item in enumerate(value) if wanted == "array" else value.items() if wanted == "object" else ():
         if problem := _problem_of_value(item, inner or {}):

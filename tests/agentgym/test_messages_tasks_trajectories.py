@@ -148,6 +148,11 @@ def test_generated_tasks_are_made_when_asked_for_and_travel():
         TaskSet(make)
 
 
+def test_a_set_of_other_things_than_tasks_is_refused():
+    with pytest.raises(TypeError, match="task set 'mine': not a Task, but a dict"):
+        TaskSet([Task(id="b"), {"id": "a"}], name="mine")
+
+
 @given(st.lists(tasks, max_size=4))
 def test_jsonl_round_trip(tmp_path_factory, found):
     path = tmp_path_factory.mktemp("tasks") / "t.jsonl"

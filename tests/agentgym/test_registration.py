@@ -181,6 +181,9 @@ def test_tasks_come_from_the_class_with_its_kwargs_or_from_a_function():
     assert env.task.id == "own-train"
     with pytest.raises(ValueError, match="has no tasks of its own"):
         register("test/none", make_guess).tasks()
+    register("test/list", Guess, tasks=lambda split: [Task("a")])
+    with pytest.raises(TypeError, match="'test/list' must be a TaskSet, not a list"):
+        TaskSet.load("test/list")
 
 
 def test_a_wrapper_can_be_registered_and_keeps_the_spec():
