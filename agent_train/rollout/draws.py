@@ -11,7 +11,7 @@ from agent_train.rollout.pools import PoolMetrics, Pools
 from agent_train.trainer.checkpoint import CheckpointError
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.trajectory import Group, Trajectory
-from agentgym.storage.jsonl import line_of
+from agentgym.storage.jsonl import line_of_any
 
 
 def pick_tasks(size: int, first: int, count: int, seed: int) -> list[int]:
@@ -96,5 +96,5 @@ class Draws:
 
     def state(self) -> dict[str, Any]:
         """All that the next draws follow from, for JSON."""
-        surplus = [(g.task_id, [json.loads(line_of(t.to_json())) for t in g.trajectories]) for g in self.surplus]
+        surplus = [(g.task_id, [json.loads(line_of_any(t.to_json())) for t in g.trajectories]) for g in self.surplus]
         return {"size": self._size, "drawn": dict(self._drawn), "surplus": surplus, **self._source.state()}

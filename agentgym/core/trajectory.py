@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgym.core import agent_failure
 from agentgym.core.messages import Message
-from agentgym.storage.jsonl import line_of, mend
+from agentgym.storage.jsonl import line_of_any, mend
 
 NO_LIMIT = ("terminated", "agent")
 """Ends that no limit made."""
@@ -239,7 +239,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
     mend(Path(path))
     with Path(path).open("a", encoding="utf-8") as out:
         for trajectory in trajectories:
-            out.write(line_of(trajectory.to_json()))
+            out.write(line_of_any(trajectory.to_json()))
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:

@@ -31,7 +31,7 @@ from agentgym.evaluate.agents import ASKING
 from agentgym.evaluate.budget import Spent
 from agentgym.evaluate.plan import Cell
 from agentgym.storage.files import write_json
-from agentgym.storage.jsonl import line_of, mend
+from agentgym.storage.jsonl import line_of_any, mend
 from agentgym.storage.locks import hold
 
 FORMAT = 1
@@ -80,7 +80,7 @@ class Store:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._files[cell.name] = (descriptor, os.fstat(descriptor).st_size)
         descriptor, size = self._files[cell.name]
-        line = line_of(trajectory.to_json()).encode()
+        line = line_of_any(trajectory.to_json()).encode()
         try:
             written = os.write(descriptor, line)
             while written < len(line):  # a disk that fills takes a part, and refuses the rest

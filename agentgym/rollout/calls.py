@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentgym.core.env import is_finite
@@ -139,4 +139,8 @@ def checked_reply(reply: Any) -> Reply:
     if not isinstance(reply, Reply):
         raise TypeError(f"act must return a Reply, not {type(reply).__name__}")
     assistant(reply.message)
+    if not isinstance(reply.usage, Mapping) or not all(map(is_finite, reply.usage.values())):
+        raise TypeError(f"a reply's usage must be numbers by name, not {reply.usage!r:.200}")
+    if not isinstance(reply.finish_reason, str | None):
+        raise TypeError(f"a reply's finish_reason must be text or None, not {reply.finish_reason!r:.200}")
     return reply

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _BLOCK = 1 << 16
+_MOST_LEVELS = 100  # lists and objects inside each other, of a value that is too deep as it is
+_MOST_BITS = 10_000  # of an integer that Python writes in decimal digits, and reads
 
 
 def line_of(record: Any) -> str:
@@ -15,6 +17,14 @@ def line_of(record: Any) -> str:
         return encodable(record, default=plain) + "\n"
     except TypeError:  # a key that is a tuple, say
         return encodable(_with_text_keys(record), default=plain) + "\n"
+
+
+def line_of_any(record: Any) -> str:
+    """As `line_of`, also of a value that JSON cannot carry or that Python would not read: one within itself, or of endless digits."""
+    try:
+        return line_of(record)
+    except (ValueError, RecursionError):
+        return line_of(_storable(record, _MOST_LEVELS))
 
 
 def encodable(value: Any, **how: Any) -> str:
@@ -70,3 +80,14 @@ def _with_text_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _with_text_keys(inner) for name, inner in value.items()}
     return [_with_text_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _storable(value: Any, levels: int) -> Any:
+    """The value with long integers in hexadecimal digits, and a text in place of what is too deep."""
+    if isinstance(value, dict | list | tuple) and not levels:
+        return "(too deep to be stored)"
+    if isinstance(value, dict):
+        return {name: _storable(inner, levels - 1) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(inner, levels - 1) for inner in value]
+    return hex(value) if isinstance(value, int) and value.bit_length() > _MOST_BITS else value

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
+from functools import reduce
 
 import pytest
 
@@ -386,7 +387,13 @@ def test_cancelled_while_environments_close_they_are_closed_all_the_same():
     assert run(scene()) == [1]
 
 
-@pytest.mark.parametrize("info", [{"huge": 10**400}, {3: 1.0, (1, 2): [{None: "x"}]}])
+LOOP: dict = {}
+LOOP["again"] = LOOP
+DEEP = reduce(lambda inner, _: [inner], range(3000), "x")
+ODD = ({"huge": 10**400}, {"endless": 10**5000}, {3: 1.0, (1, 2): [{None: "x"}]}, LOOP, {"deep": DEEP})
+
+
+@pytest.mark.parametrize("info", ODD, ids=["huge", "endless", "keys", "loop", "deep"])
 def test_no_info_is_too_odd_to_be_told(info, tmp_path):
     class Odd(Echo):
         def step(self, action):

@@ -10,7 +10,7 @@ from agentgym.core.env import Env
 from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
-from agentgym.policies.base import ScriptedPolicy
+from agentgym.policies.base import Reply, ScriptedPolicy
 from agentgym.rollout.episode import Limits, close_env, run_episode
 
 
@@ -76,6 +76,24 @@ def test_init_and_reset_go_to_the_thread_together_and_have_limits_of_their_own(e
     trajectory = run(run_episode(env, say(), Task("t", answer=faults), limits=limits))
     assert (trajectory.error or "").partition("'t', ")[2].partition(" (test_")[0] == (words or "")
     assert trajectory.end == ("error" if words else "terminated")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"usage": {"prompt_tokens": "10"}}, "act failed after 0.0 s: TypeError: a reply's usage must be numbers"),
+        ({"usage": None}, "act failed after 0.0 s: TypeError: a reply's usage must be numbers by name, not None"),
+        (
+            {"finish_reason": 5},
+            "act failed after 0.0 s: TypeError: a reply's finish_reason must be text or None, not 5",
+        ),
+    ],
+)
+def test_a_policy_whose_reply_makes_no_sense_fails_its_episode(odd, words):
+    reply = Reply({"role": "assistant", "content": "x"}, **odd)
+    trajectory = run(run_episode(Opening(), ScriptedPolicy([reply]), Task("t", answer={})))
+    assert trajectory.end == "error"
+    assert words in trajectory.error
 
 
 def test_an_environment_whose_init_failed_or_was_given_up_is_not_reset():
