@@ -90,13 +90,15 @@ class _Waiter:
     thread: int = field(default_factory=threading.get_ident)
     served: threading.Event = field(default_factory=threading.Event)
     box: Pooled | None = None
+    refused: str = "the pool was closed"  # why it was served without one
 
 
 class SandboxPool:
     """Sandboxes of one kind. Every method may be called from any thread.
 
     Args:
-        open: makes one sandbox; may take long, and may raise SandboxError. Called by several threads at once.
+        open: makes one sandbox; may take long, and may raise SandboxError, or ValueError if there will never be one. Called by
+            several threads at once.
         size: the room that one takes.
         at_once: how many are made at a time.
         idle_seconds: after which an unused sandbox is closed.
@@ -210,7 +212,7 @@ class SandboxPool:
                 self._staff_all()  # the place that was kept for it is another's
             raise
         if waiter.box is None:
-            raise SandboxError(f"{self.name}: the pool was closed")
+            raise SandboxError(f"{self.name}: {waiter.refused}")
         return waiter.box
 
     def _why_none(self) -> str:
@@ -362,6 +364,10 @@ class SandboxPool:
                 self._failures += 1
                 self._reason, self._retry_at = str(error) or type(error).__name__, time.monotonic() + pause
                 self._owed = self.ahead = 0
+                while self.waiters and isinstance(error, ValueError):
+                    waiter = self.waiters.popleft()
+                    waiter.refused = self._reason
+                    waiter.served.set()
                 self.creating -= 1
                 self.places.taken = self.places.taken.plus(self.size, -1)
                 self._staff_all()

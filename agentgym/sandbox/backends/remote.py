@@ -20,7 +20,7 @@ from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestRpc, GuestSandbox, 
 from agentgym.sandbox.images import build as images
 from agentgym.service.client.address import Address, RemoteError, is_url, parse
 from agentgym.service.client.blocking_websocket import BlockingWebSocket, HandshakeRefused, dial, said_in
-from agentgym.service.protocol.frames import CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
+from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import PART, PATH, PROTOCOL
 
 URL_VARIABLE = "AGENTGYM_SANDBOX_URL"
@@ -69,12 +69,15 @@ def why_not(urls: str, image: str) -> str | None:
 
 
 def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
-    """Start a sandbox on a server; of several URLs, joined by commas, on the next one that has room. Raises SandboxError."""
+    """Start a sandbox on a server; of several URLs, joined by commas, on the next one that has room.
+
+    Raises SandboxError; Never if no server has enough for it.
+    """
     if spec.socket:
         raise SandboxError(f"a sandbox at {urls} cannot reach the socket {spec.socket} of this machine")
     address = _address(urls)
     first = next(_turn) % len(address.servers)
-    reasons, up = [], False
+    failures: list[NoRoom] = []
     for server in address.servers[first:] + address.servers[:first]:
         try:
             channel = RemoteChannel(address, server)
@@ -90,9 +93,10 @@ def open_remote(urls: str, spec: SandboxSpec, run: str) -> GuestSandbox:
             channel.name = f"{told['sandbox']} {channel.name}"
             return GuestSandbox(channel, spec, told["facts"])
         except NoRoom as error:
-            reasons.append(str(error))
-            up = up or isinstance(error, Full)
-    raise (SandboxesInUse if up else SandboxError)("; ".join(reasons))
+            failures.append(error)
+    up = any(isinstance(error, Full) for error in failures)
+    never = all(isinstance(error, Never) for error in failures)
+    raise (Never if never else SandboxesInUse if up else SandboxError)("; ".join(map(str, failures)))
 
 
 def _image_there(image: str) -> str:
@@ -136,6 +140,10 @@ class NoRoom(SandboxError):
 
 class Full(NoRoom, SandboxesInUse):
     """All sessions of this server are in use."""
+
+
+class Never(NoRoom, ValueError):
+    """This server's limits do not allow what was asked for, and never will."""
 
 
 class _Gone(Exception):
@@ -254,7 +262,7 @@ class RemoteChannel(GuestRpc):
 
     def _refused(self, refusal: Mapping[str, Any], elsewhere: bool) -> SandboxError:
         code = refusal.get("code")
-        kind = Full if code == CAPACITY else NoRoom if elsewhere else SandboxError
+        kind = Full if code == CAPACITY else Never if code == BAD_REQUEST else NoRoom if elsewhere else SandboxError
         return kind(f"sandbox {self.name}: {refusal.get('message')} ({code})")
 
     def _drop(self) -> None:

@@ -170,6 +170,15 @@ def test_any_exception_of_a_back_end_is_told(pool_of, maker):
         pool_of().acquire(timeout=0.05)
 
 
+def test_what_can_never_be_made_is_refused_at_once_and_asked_for_again_by_the_next(pool_of, maker):
+    pool, maker.error = pool_of(1), ValueError("too large")
+    with pytest.raises(SandboxError, match="too large"):
+        pool.acquire(timeout=20)
+    assert maker.attempts == 1
+    maker.error = None
+    pool.acquire(timeout=20)
+
+
 def test_when_the_daemon_returns_those_who_wait_are_served(pool_of, maker):
     maker.error = SandboxError("gone")
     pool = pool_of(limit=8)

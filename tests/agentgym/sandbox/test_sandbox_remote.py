@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,13 @@ def proxy(server):
 
 def of_this_run():
     return [found for found in sandboxes()[0] if found.run == os.environ["AGENTGYM_RUN"]]
+
+
+def test_what_no_server_gives_is_refused_at_once(server, quick):
+    why = r"'python': sandbox at \S+: pids=300: this server gives a sandbox 200 \(--sandbox-most\)"
+    with pytest.raises(SandboxError, match=why):
+        acquire(replace(SPEC, pids=300), server.url, timeout=20)
+    acquire(replace(SPEC, pids=300), f"{server.url},{quick.url}").close()
 
 
 class TestChoosing:
