@@ -387,7 +387,7 @@ class TrainerConfig:
     staleness: int = setting(
         0, "weight versions that rollouts may [run ahead](engines.md#asynchrony) of training", bounds=ZERO
     )
-    seed: int = setting(0, "seed of all random draws", bounds=ZERO)
+    seed: int = setting(0, "seed of all random draws", bounds=f"[0, {2**63})")
     eval_every: int = setting(10, "steps between evaluations; also at the start and the end")
     eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once")
     save_every: int = setting(10, "steps between checkpoints; also at the start and the end")

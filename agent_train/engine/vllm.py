@@ -373,7 +373,7 @@ def server_options(
     """
     arguments = [
         *("--dtype", dtype),
-        *("--seed", str(seed)),
+        *("--seed", str(seed % 2**32)),  # numpy's are no larger; requests have seeds of their own
         *("--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_concurrent)),
         *("--tensor-parallel-size", str(config.tensor_parallel)),

@@ -36,8 +36,10 @@ def nearest(word: object, known: Iterable[object]) -> str:
 def closest(word: str, known: Iterable[str]) -> str:
     """The known name that looks most like a word: the one with the same letters, if there is one."""
 
+    small = word.lower()
+
     def likeness(name: str) -> tuple[bool, float]:
-        return sorted(word) == sorted(name), difflib.SequenceMatcher(None, word, name).ratio()
+        return sorted(small) == sorted(name.lower()), difflib.SequenceMatcher(None, small, name.lower()).ratio()
 
     return max(sorted(known), key=likeness)
 

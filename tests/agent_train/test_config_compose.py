@@ -92,6 +92,7 @@ def test_null_and_paths_are_values():
         (["+env=sokoban", "lr=3"], ["'lr'", "learner.lr or critic.lr or sft.lr"]),
         (["+env=sokoban", "trianer.steps=3"], ["'trianer.steps'", "trainer.steps"]),
         (["+env=sokoban", "engine=vlm"], ["engine=vlm", "did you mean engine=vllm", "embedded"]),
+        (["+env=sokoban", "algorithm=GSPO"], ["algorithm=GSPO", "did you mean algorithm=gspo?"]),
         (["+env=sokoban", "algorithm=drgpro"], ["algorithm=drgpro", "did you mean algorithm=drgrpo"]),
         (["+env=sokoban", "trainer=3"], ["'trainer' is a section", "trainer.steps"]),
         (["+env=sokoban", "engine={name: vllm}"], ["engine", "engine.key=value"]),

@@ -140,6 +140,7 @@ def test_a_number_that_may_be_zero_may_be_zero(override, tmp_path):
         ("learner.lr=nan", ["learner.lr"]),
         ("learner.lr=inf", ["learner.lr"]),
         ("learner.beta2=1", ["learner.beta2", "[0, 1)"]),
+        (f"trainer.seed={2**63}", ["trainer.seed", f"[0, {2**63})"]),
         ("sft.mistakes=1.5", ["sft.mistakes", "[0, 1]"]),
         ("engine.port=70000", ["engine.port", "65535"]),
         ("algorithm.group_size=1", ["algorithm.group_size=1", "at least 2"]),
