@@ -74,7 +74,8 @@ def compose(overrides: Sequence[str], gpu: bool | None = None) -> Config:
     ConfigStore.instance().store(name="schema", node=defaults)
     with _explained(), initialize_config_dir(str(config_folder()), version_base="1.3"):
         config: Any = OmegaConf.to_object(hydra_compose("config", [*chosen, *values.values()]))
-    return config
+        recipe = hydra_compose("config", chosen) if "algorithm.loss" in values else config
+    return _without_settings_of(recipe.algorithm.loss, config, parsed)
 
 
 def to_yaml(config: Config) -> str:
@@ -153,11 +154,25 @@ def _compose_again(settings: Path, overrides: Sequence[Override]) -> Config:
         raise ConfigError(*(f"{settings}: {problem}" for problem in error.problems)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{settings} cannot be read: {error}") from error
+    loss = merged.algorithm.loss
     with _explained():
         for override in overrides:
             key = override.key_or_group
             OmegaConf.update(merged, key, _plain(override.value()), force_add=key.startswith(FREE_KEYS))
         config: Any = OmegaConf.to_object(merged)
+    return _without_settings_of(loss, config, overrides)
+
+
+def _without_settings_of(loss: str, config: Config, overrides: Sequence[Override]) -> Config:
+    """Without the settings of a `loss` that the overrides replace, unless they give them: another loss has its own."""
+    algorithm = config.algorithm
+    if algorithm.loss != loss:
+        given: set[str] = set()
+        for override in overrides:
+            section, _, name = override.key_or_group.partition("loss_settings")
+            if section == "algorithm.":
+                given |= {name[1:]} if name else set(_plain(override.value()))
+        algorithm.loss_settings = {name: value for name, value in algorithm.loss_settings.items() if name in given}
     return config
 
 

@@ -62,6 +62,17 @@ def test_a_choice_of_a_group():
     assert compose(["+env=frozen_lake", "engine=embedded", "algorithm=grpo", "model=tiny"]).engine.name == "embedded"
 
 
+@pytest.mark.parametrize("loss", ["dppo", "reinforce", "cispo", "mine:signed"])
+def test_another_loss_than_the_recipe_s_takes_its_own_settings(loss, tmp_path):
+    recipe = compose(["+env=sokoban", "algorithm=ppo", "algorithm.loss=ppo", "algorithm.loss_settings.dual_clip=3"])
+    assert recipe.algorithm.loss_settings == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3}
+    (tmp_path / "config.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    for begun in (["+env=sokoban"], [f"trainer.resume={tmp_path}"]):  # a replay composes its run's settings again
+        assert compose([*begun, f"algorithm.loss={loss}"]).algorithm.loss_settings == {}
+        for width in ("algorithm.loss_settings.width=0.3", "algorithm.loss_settings={width: 0.3}"):
+            assert compose([*begun, f"algorithm.loss={loss}", width]).algorithm.loss_settings == {"width": 0.3}
+
+
 def test_an_environment_without_a_file_runs_on_the_defaults():
     by_value = f"{__name__}:Unlisted"
     config = compose([f"+env={by_value}"])
