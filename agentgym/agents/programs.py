@@ -165,6 +165,15 @@ class Function:
         self.target, self._play = target, found
 
     async def run(self, episode: AgentEpisode) -> Left:
+        playing = asyncio.create_task(self._played(episode))
+        try:
+            await asyncio.wait({playing})
+            return playing.result()
+        finally:  # one that swallows its cancellation is left alone
+            playing.cancel()
+            await asyncio.wait({playing}, timeout=STOP_SECONDS)
+
+    async def _played(self, episode: AgentEpisode) -> Left:
         lane = EnvExecutor(f"agentgym agent {self.target}")
         try:
             if inspect.iscoroutinefunction(self._play):

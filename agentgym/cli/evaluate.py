@@ -328,6 +328,7 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
     """Play, first who needs no server, then all of a model folder while it is served: one folder at a time, as they share a GPU."""
     from agentgym.evaluate.serving import ServingError
     from agentgym.evaluate.store import StoreError
+    from agentgym.rollout.calls import leaving
 
     served = [agent for agent in agents if "serve" in agent.settings]
     others = {agent.name: agent for agent in agents if agent not in served}
@@ -335,12 +336,12 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
     results = None
     try:
         if others:
-            results = asyncio.run(_play(suite, out, others, begun, args))
+            results = asyncio.run(leaving(_play(suite, out, others, begun, args)))
         for folder in dict.fromkeys(agent.settings["serve"] for agent in served):
             if results is not None and results.stopped is not None:
                 break
             with _served([agent for agent in served if agent.settings["serve"] == folder], out, args) as there:
-                results = asyncio.run(_play(suite, out, there, begun, args))
+                results = asyncio.run(leaving(_play(suite, out, there, begun, args)))
     except (StoreError, ServingError) as error:
         print(f"agentgym eval: {error}", file=sys.stderr)
         return 1

@@ -6,9 +6,10 @@ Every error names the call, and its duration or its result.
 import asyncio
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym.core.env import is_finite
 from agentgym.core.messages import Observation, assistant, problem_of
@@ -17,6 +18,8 @@ from agentgym.core.trajectory import REWARDS, TURN_OF
 from agentgym.policies.base import EndEpisode, EndpointError, Reply
 
 Check = Callable[[Any], Any]
+Result = TypeVar("Result")
+LEAVE_SECONDS = 5.0
 
 
 class CallFailed(RuntimeError):
@@ -83,6 +86,21 @@ async def _wait(call: asyncio.Future[Any], seconds: float | None) -> None:
         call.remove_done_callback(end)
         if timer is not None:
             timer.cancel()
+
+
+async def leaving(main: Awaitable[Result]) -> Result:
+    """Await it, then end all other tasks of the loop. One that swallows its cancellation is left, where `asyncio.run` would wait on."""
+    try:
+        return await main
+    finally:
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            _, deaf = await asyncio.wait(others, timeout=LEAVE_SECONDS)
+            for task in deaf:
+                asyncio.tasks._unregister_task(task)
+            if deaf:  # kept until the process ends: a coroutine that is deleted is told to end, and may again not obey
+                threading.Thread(target=lambda _: threading.Event().wait(), args=(deaf,), daemon=True).start()
 
 
 def numbers_in(info: dict[str, Any]) -> dict[str, float]:

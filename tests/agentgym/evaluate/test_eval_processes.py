@@ -1,5 +1,6 @@
 """`agentgym eval` in processes of its own: interrupted, two at a time, and started again elsewhere."""
 
+import asyncio
 import json
 import os
 import signal
@@ -20,8 +21,6 @@ class Slow(Parity):
         super().init(task)
 
     async def step(self, action):
-        import asyncio
-
         await asyncio.sleep(60 if self.task.id == "7" else 0.05)
         return super().step(action)
 
@@ -67,6 +66,24 @@ def test_interrupted_it_stores_what_has_ended_and_says_how_to_go_on(tmp_path, se
     assert "1 of 20 episodes were not played" in out
     assert len(read_cell(file_of("Slow", tmp_path / "r"))) == 19
     assert json.loads((tmp_path / "r" / "results.json").read_text())["stopped"] == "interrupted"
+
+
+async def deaf(messages):
+    """An agent that retries whatever happens."""
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except BaseException:  # noqa: S110 - as agents do it
+            pass
+
+
+def test_an_agent_that_does_not_let_itself_be_stopped_does_not_keep_the_command_from_its_end(tmp_path):
+    words = command("Parity", tmp_path / "r")
+    agent = ["--agent", f"{Path(__file__).stem}:deaf", "--answer-timeout", "0.3", "-n", "2", "--retries", "0"]
+    words[words.index("--policy") : words.index("expert") + 1] = agent
+    run = subprocess.run(words, env=importable(), capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1, run.stderr
+    assert "2 x act took longer than its limit" in run.stdout
 
 
 def test_interrupted_twice_it_ends_at_once(tmp_path):

@@ -1,7 +1,9 @@
 """Environments that agents of these tests play, and the gateway in front of the small model."""
 
 import asyncio
+import contextlib
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import openai
@@ -150,6 +152,16 @@ async def hangs(episode):
         await ask(client, episode, episode.messages)
         await episode.step(call_of())
         await asyncio.sleep(60)
+
+
+RELEASED = threading.Event()
+
+
+async def obeys_nobody(episode):
+    """Goes on whenever it is cancelled, until the test releases it."""
+    while not RELEASED.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
 
 
 async def stays(episode):

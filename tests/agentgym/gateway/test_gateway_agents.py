@@ -1,5 +1,6 @@
 """Agents that play whole episodes by themselves: what they do to the environment, the turns of their calls, and how they end."""
 
+import asyncio
 import json
 import os
 import sys
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from agent_cases import Broken, Talking, call_of, played
+from agent_cases import RELEASED, TASK, Broken, Counting, Talking, call_of, gateway_of, played
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from toy_model import ToyModel
 
+from agentgym.agents.play import AgentPolicy, play_agent
 from agentgym.agents.programs import Left, agent_of
 from agentgym.core.messages import text_of, user
 from agentgym.core.trajectory import Trajectory
@@ -132,6 +134,18 @@ def test_an_agent_that_takes_too_long_is_stopped(tmp_path):
     assert (trajectory.end, trajectory.reward) == ("time", 0.5)
     assert trajectory.metadata["agent"]["killed"]
     assert trajectory.turns[0].unusable == "incomplete episode"
+
+
+def test_one_that_does_not_let_itself_be_stopped_is_left_alone(tmp_path):
+    async def scene():
+        async with gateway_of(tmp_path) as gateway:
+            policy = AgentPolicy(agent_of("agent_cases:obeys_nobody"), gateway, seed=0)
+            playing = asyncio.create_task(play_agent(Counting(), policy, TASK, limits=Limits(episode_timeout=0.2)))
+            done, _ = await asyncio.wait({playing}, timeout=30)
+            RELEASED.set()
+            return done and playing.result().end
+
+    assert asyncio.run(scene()) == "time"
 
 
 def test_one_that_stays_when_the_episode_is_over_is_stopped_too(tmp_path, monkeypatch):
