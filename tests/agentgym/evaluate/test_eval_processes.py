@@ -1,6 +1,7 @@
 """`agentgym eval` in processes of its own: interrupted, two at a time, and started again elsewhere."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -71,10 +72,8 @@ def test_interrupted_it_stores_what_has_ended_and_says_how_to_go_on(tmp_path, se
 async def deaf(messages):
     """An agent that retries whatever happens."""
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             await asyncio.sleep(3600)
-        except BaseException:  # noqa: S110 - as agents do it
-            pass
 
 
 def test_an_agent_that_does_not_let_itself_be_stopped_does_not_keep_the_command_from_its_end(tmp_path):
