@@ -20,7 +20,11 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
     messages = [plain_message({"role": "system", "content": body["system"]}, "system")] if body.get("system") else []
     for place, message in enumerate(body["messages"]):
         messages += _messages(message, f"messages.{place}", episode)
-    return [call_of(body, _APART, messages)]
+    call = call_of(body, _APART, messages)
+    if form := (body.get("output_config") or {}).get("format"):
+        schema = {"name": "answer", "schema": form["schema"]}
+        call.settings["response_format"] = {"type": form["type"], form["type"]: schema}
+    return [call]
 
 
 def _messages(given: Any, where: str, episode: Episode) -> list[Message]:

@@ -194,9 +194,11 @@ class Gateway:
     ) -> tuple[Episode, str]:
         """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
-        ValueError: there is an episode of this id. NotWritten: it cannot be recorded.
+        ValueError: there is an episode of this id, or it is no text. NotWritten: it cannot be recorded.
         """
         id = id or secrets.token_hex(8)
+        if not isinstance(id, str):
+            raise ValueError(f"an episode's id is a text, not {id!r:.50}")
         if id in self.episodes:
             raise ValueError(f"there is an episode {id!r} already")
         key, now = _new_key(), time.time()
@@ -393,7 +395,8 @@ class Gateway:
     async def _admin(self, request: web.BaseRequest, path: str) -> web.Response:
         if not hmac.compare_digest(_key_of(request).encode(errors="replace"), self.admin_key.encode()):
             raise Refused(401, "this takes the gateway's admin key", "invalid_api_key")
-        id, _, verb = path.partition("/")
+        # An id may have slashes, such as a trajectory's, "task/0".
+        id, _, verb = path.rpartition("/") if request.method == "POST" else (path, "", "")
         body = _object(await request.read() or b"{}")
         try:
             if (request.method, path) == ("POST", ""):
@@ -412,7 +415,7 @@ class Gateway:
                 await self.end(id, str(body.get("reason", "ended")), body.get("complete", True) is True)
             elif (request.method, verb) != ("GET", ""):
                 raise Refused(404, f"{request.method} {request.path:.100} is not served here")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
 

@@ -85,6 +85,20 @@ def test_a_stop_sequence_and_too_few_tokens_are_told(tmp_path):
     run(go())
 
 
+def test_a_schema_of_the_answer_is_asked_of_the_engine_as_openai_s_clients_ask_it(tmp_path):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            wanted = {"output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}}
+            await whole(agent, messages=[{"role": "user", "content": "hello"}], **wanted)
+            form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+            assert agent.calls[0].asked.settings["response_format"] == form
+            assert agent.episode.to_json()["changed"] == {"response_format": 1}, "this engine does not know it"
+
+    run(go())
+
+
 def test_a_prompt_is_counted_and_models_are_listed(tmp_path):
     async def go():
         async with agent_of(tmp_path) as agent:

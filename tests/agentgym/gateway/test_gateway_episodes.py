@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from urllib.parse import quote
 
 import anthropic
 import openai
@@ -108,14 +109,33 @@ def test_a_run_opens_grades_and_ends_episodes_over_http(tmp_path):
             await client.close()
             for path, body, expected in [
                 ("", {"id": "x"}, 400),
+                ("", {"id": 5}, 400),
                 ("", {"limits": {"turns": 0}}, 400),
                 ("", {"limits": {"steps": 3}}, 400),
                 ("/x/reward", {"reward": "much"}, 400),
+                ("/x/reward", {"reward": 10**400}, 400),
                 ("/y/reward", {"reward": 1}, 404),
                 ("/x/other", {}, 404),
             ]:
                 status, _ = await post(url + path, body, "the admin key")
                 assert status == expected, path
+
+    run(go())
+
+
+@pytest.mark.parametrize("id", ["task-7/0", "owner/repo/reward", "a task: 100%"])
+def test_any_text_is_an_episode_s_id(tmp_path, id):
+    async def go():
+        async with serving(tmp_path, admin_key="the admin key") as gateway:
+            url = f"{gateway.url}/v1/episodes"
+            await post(url, {"id": id}, "the admin key")
+            for name in (quote(id), quote(id, safe="")):
+                status, told = await post(f"{url}/{name}/reward", {"reward": 0.5}, "the admin key")
+                assert (status, told["id"]) == (200, id)
+            status, told = await post(f"{url}/{quote(id)}", None, "the admin key", method="GET")
+            assert (status, told["reward"]) == (200, 0.5)
+            status, told = await post(f"{url}/{quote(id)}/end", {}, "the admin key")
+            assert (status, told["ended"]) == (200, "ended")
 
     run(go())
 
