@@ -188,12 +188,12 @@ class Function:
 
 
 def plays_episodes(target: str) -> bool:
-    """True for a command, a name, and a function whose only parameter is called "episode"; other functions answer turn by turn."""
+    """True for a command, a name, and a function whose first parameter is called "episode"; other functions answer turn by turn."""
     if target.startswith(COMMAND) or target in NAMES:
         return True
     found, _ = find(target)
     try:
-        return not inspect.isclass(found) and list(inspect.signature(found).parameters) == ["episode"]
+        return not inspect.isclass(found) and next(iter(inspect.signature(found).parameters), None) == "episode"
     except (TypeError, ValueError):
         return False
 

@@ -243,6 +243,8 @@ def _agents(args: argparse.Namespace) -> list[dict[str, Any]]:
     playing = [target for target in args.agent or () if plays_episodes(target)]
     if playing and not models:
         raise UsageError(f"--agent {playing[0]} plays by itself: it needs --model and --base-url, or --serve")
+    if kwargs and playing and playing == args.agent:
+        raise UsageError(f"--agent-kwargs: --agent {playing[0]} plays by itself, and gets an episode alone")
     # A model that such an agent asks does not play itself.
     entries += [{"agent": target, **image, **model} for target in playing for model in models] if playing else models
     entries += [{"agent": target, **image, **kwargs} for target in args.agent or () if target not in playing]

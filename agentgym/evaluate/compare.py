@@ -298,7 +298,7 @@ def comparison_table(comparison: Comparison, measure: str = "success") -> Render
     for cell in comparison.cells:
         table.add_row(_name(cell), *_numbers(cell.measures.get(measure), as_percent=measure == "success"))
         if (counted := cell.measures.get(f"{measure}_with_errors")) is not None:
-            table.add_row(Text("errors as zeros"), *_numbers(counted, as_percent=measure == "success"))
+            table.add_row(Text("errors as failures"), *_numbers(counted, as_percent=measure == "success"))
     if comparison.cells:
         shown += [Text(), table]
     for cell in comparison.cells:

@@ -105,7 +105,7 @@ def test_failed_episodes_are_in_no_mean_and_a_task_of_only_those_is_not_compared
     assert (counted.tasks, counted.a, counted.b) == (2, 1.0, 0.25), "beside them, with each error as a zero"
     printed = io.StringIO()
     Console(file=printed, width=80).print(comparison_table(compare_runs(a, b)))
-    assert "errors as zeros" in printed.getvalue()
+    assert "errors as failures" in printed.getvalue()
     (same,) = compare_runs(a, a).cells
     assert "success_with_errors" not in same.measures, "only where there are errors"
 

@@ -204,6 +204,10 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--token-limit", "0"], "must be positive"),
         (["test/parity", "--policy", "expert", "--temperature", "1"], "temperature: only with --model"),
         (["test/parity", "--policy", "expert", "--agent-kwargs", '{"a": 1}'], "--agent-kwargs needs --agent"),
+        (
+            ["test/parity", "--agent", "codex", "--model", "m", "--base-url", "http://a", "--agent-kwargs", '{"a": 1}'],
+            "--agent codex plays by itself",
+        ),
         (["test/parity", "--policy", "expert", "--policy", "null", "--name", "a"], "--name names one agent"),
         (["test/parity", "--policy", "expert", "--no-store", "--out", "r"], "leave out --out"),
         (["test/parity", "--policy", "expert", "--prices", "gone.yaml"], "gone.yaml: No such file"),

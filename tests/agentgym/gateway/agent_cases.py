@@ -108,6 +108,10 @@ async def counts(episode):
     return "done"
 
 
+async def deeper(episode, depth=1):
+    return "done" * depth
+
+
 def counts_in_a_thread(episode):
     with openai.OpenAI(base_url=episode.base_url, api_key=episode.key, max_retries=0) as client:
         answer = client.chat.completions.create(model=episode.model, messages=episode.messages)

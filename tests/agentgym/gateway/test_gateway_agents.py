@@ -16,7 +16,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from toy_model import ToyModel
 
 from agentgym.agents.play import AgentPolicy, play_agent
-from agentgym.agents.programs import Left, agent_of
+from agentgym.agents.programs import Left, agent_of, plays_episodes
 from agentgym.core.messages import text_of, user
 from agentgym.core.trajectory import Trajectory
 from agentgym.gateway import Refused, Settings
@@ -235,6 +235,12 @@ def test_a_command_that_is_stopped_ends_with_all_that_it_started(tmp_path):
 def test_what_cannot_play_is_refused_before_anything_starts(text, why):
     with pytest.raises(ValueError, match=why):
         agent_of(text)
+
+
+def test_a_function_of_an_episode_is_known_by_its_first_parameter():
+    assert plays_episodes("agent_cases:counts")
+    assert plays_episodes("agent_cases:deeper"), "the others have defaults"
+    assert not plays_episodes("agent_cases:played"), "a function of something else"
 
 
 def test_the_example_with_openai_s_sdk_plays_as_a_command_and_as_a_function(tmp_path):
