@@ -98,7 +98,7 @@ async def leaving(main: Awaitable[Result]) -> Result:
                 task.cancel()
             _, deaf = await asyncio.wait(others, timeout=LEAVE_SECONDS)
             for task in deaf:
-                asyncio.tasks._unregister_task(task)  # private, and the only way: `asyncio.run` waits for all that it knows
+                asyncio.tasks._unregister_task(task)  # private: there is no public way to have `asyncio.run` not wait
             if deaf:  # kept until the process ends: a coroutine that is deleted is told to end, and may again not obey
                 threading.Thread(target=lambda _: threading.Event().wait(), args=(deaf,), daemon=True).start()
 
