@@ -167,7 +167,7 @@ def test_while_making_fails_one_at_a_time_is_tried(pool_of, maker):
 def test_any_exception_of_a_back_end_is_told(pool_of, maker):
     maker.error = ZeroDivisionError("a bug")
     with pytest.raises(SandboxError, match="a bug"):
-        pool_of().acquire(timeout=0.05)
+        pool_of().acquire(timeout=0.5)
 
 
 def test_what_can_never_be_made_is_refused_at_once_and_asked_for_again_by_the_next(pool_of, maker):

@@ -35,7 +35,7 @@ def test_metrics_are_counted_for_each_environment():
             other = await (await Client(http, 'quo"te').connect()).begin()
             assert (await http.get("/envs/a/session", headers=UPGRADE)).status == 503
             assert (await client.step("echo"))["result"]
-            assert (await client.step("sleep 0.02"))["result"]
+            assert (await client.step("sleep 0.3"))["result"]
             assert (await client.step("raise it"))["error"]
             await client.ask("jump")
             client.id -= 1  # it did not count
@@ -60,8 +60,8 @@ def test_metrics_are_counted_for_each_environment():
             assert of("errors_total", code="ENV_ERROR") == of("errors_total", code="UNKNOWN_CALL") == 1
             assert (of("steps_total"), of("episodes_total"), of("env_sessions")) == (3, 1, 0)
             assert of("step_seconds_count") == of("step_seconds_bucket", le="+Inf") == 3
-            assert of("step_seconds_bucket", le="0.01") == 2
-            assert of("step_seconds_sum") >= 0.02
+            assert of("step_seconds_bucket", le="0.25") == 2
+            assert of("step_seconds_sum") >= 0.3
             assert found["agentgym_refused_total", ("reason", "CAPACITY")] == 1
             assert found["agentgym_sessions",] == 0
             assert found["agentgym_slot_return_seconds_count",] == 1
