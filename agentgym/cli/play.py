@@ -74,6 +74,7 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _agent(args: argparse.Namespace) -> AgentSpec | None:
+    from agentgym.agents.programs import plays_episodes
     from agentgym.evaluate import agents
 
     chosen = [option for option in ("model", "agent") if getattr(args, option)]
@@ -81,6 +82,10 @@ def _agent(args: argparse.Namespace) -> AgentSpec | None:
         raise UsageError("only one player: choose --policy, --model or --agent")
     with usage_errors(ValueError):
         if args.agent:
+            if plays_episodes(args.agent):
+                raise UsageError(
+                    f"--agent {args.agent} plays whole episodes by itself: agentgym eval plays it, and agentgym view shows its turns"
+                )
             agent = agents.python(args.agent, args.agent_kwargs)
         elif args.model or args.policy == "chat":
             base_url = args.base_url or os.environ.get("OPENAI_BASE_URL")

@@ -71,10 +71,12 @@ class TaskSet(Sequence[Task]):
             self._make: Callable[[int], Task] = tasks
             total = size
         else:
-            items = list(tasks)
+            items, of_id = list(tasks), dict[str, Task]()
             for item in items:
                 if not isinstance(item, Task):
                     raise TypeError(f"task set {name!r}: not a Task, but a {type(item).__name__}: {item!r:.100}")
+                if of_id.setdefault(item.id, item) != item:
+                    raise ValueError(f"task set {name!r}: two different tasks have the id {item.id!r}")
             self._make = items.__getitem__
             total = len(items)
         self._order: Sequence[int] = range(total) if order is None else order

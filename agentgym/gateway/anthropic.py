@@ -21,9 +21,14 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
     for place, message in enumerate(body["messages"]):
         messages += _messages(message, f"messages.{place}", episode)
     call = call_of(body, _APART, messages)
-    if form := (body.get("output_config") or {}).get("format"):
+    config = body.get("output_config") or {}
+    if form := config.get("format"):
         schema = {"name": "answer", "schema": form["schema"]}
         call.settings["response_format"] = {"type": form["type"], form["type"]: schema}
+    if effort := config.get("effort"):
+        call.settings["reasoning_effort"] = effort
+    if messages and messages[-1]["role"] == "assistant":  # the answer is a message of its own, not the rest of this one
+        call.changed.append("prefill")
     return [call]
 
 

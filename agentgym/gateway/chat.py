@@ -15,6 +15,8 @@ _DETAILS = (("prompt", "cached_tokens"), ("completion", "reasoning_tokens"))
 def read(body: Body, episode: Episode) -> list[ModelCall]:
     if not body.get("messages") or "functions" in body:
         raise Refused(400, "messages is a list of at least one message, and functions are given as tools")
+    if any(tool.get("type") == "custom" for tool in body.get("tools") or ()):
+        raise Refused(400, "tools of the type 'custom' are known to the Responses API alone here: give functions")
     messages = [plain_message(each, f"messages[{place}]") for place, each in enumerate(body["messages"])]
     return [call_of(body, ("messages",), messages)]
 

@@ -153,7 +153,14 @@ def test_a_set_of_other_things_than_tasks_is_refused():
         TaskSet([Task(id="b"), {"id": "a"}], name="mine")
 
 
-@given(st.lists(tasks, max_size=4))
+def test_an_id_names_one_task():
+    twice = Task("a", answer=1)
+    assert len(TaskSet([twice, Task("b"), twice])) == 3
+    with pytest.raises(ValueError, match="task set 'mine': two different tasks have the id 'a'"):
+        TaskSet([twice, Task("a", answer=2)], name="mine")
+
+
+@given(st.lists(tasks, max_size=4, unique_by=lambda task: task.id))
 def test_jsonl_round_trip(tmp_path_factory, found):
     path = tmp_path_factory.mktemp("tasks") / "t.jsonl"
     path.write_text("".join(f"{json.dumps(task.to_json())}\n" for task in found), encoding="utf-8")

@@ -114,6 +114,7 @@ def test_the_users_own_agent_plays_and_its_failure_names_the_place(play, tmp_pat
         (["frozen_lake", "--model", "m", "--base-url", "localhost:1"], "did you mean http://localhost:1?"),
         (["frozen_lake", "--agent", "no_such_module:run"], "there is no module 'no_such_module'"),
         (["frozen_lake", "--agent", "a:b", "--model", "m"], "only one player"),
+        (["frozen_lake", "--agent", "command:true"], "plays whole episodes by itself: agentgym eval plays it"),
     ],
 )
 def test_mistakes_are_one_line(play, words, told, monkeypatch):

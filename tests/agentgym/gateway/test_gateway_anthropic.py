@@ -94,7 +94,18 @@ def test_a_schema_of_the_answer_is_asked_of_the_engine_as_openai_s_clients_ask_i
             await whole(agent, messages=[{"role": "user", "content": "hello"}], **wanted)
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
             assert agent.calls[0].asked.settings["response_format"] == form
+            assert agent.calls[0].asked.used["reasoning_effort"] == "low"
             assert agent.episode.to_json()["changed"] == {"response_format": 1}, "this engine does not know it"
+
+    run(go())
+
+
+def test_an_answer_that_the_client_begins_is_counted_as_not_honoured(tmp_path):
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "{"}]
+            await whole(agent, messages=begun)
+            assert agent.episode.to_json()["changed"] == {"prefill": 1}
 
     run(go())
 

@@ -292,6 +292,8 @@ def test_errors_are_the_protocols_own(tmp_path):
                 await agent.chat(max_tokens=0)
             with pytest.raises(openai.BadRequestError, match="stop is a text or a list of texts, not \\[1\\]"):
                 await agent.chat(stop=[1])
+            with pytest.raises(openai.BadRequestError, match="type 'custom' are known to the Responses API alone"):
+                await agent.chat(tools=[{"type": "custom", "custom": {"name": "shell"}}])
             with pytest.raises(openai.NotFoundError):
                 await agent.openai.embeddings.create(model="toy", input="x")
             with pytest.raises(openai.BadRequestError, match="items of the type 'computer_call'"):
