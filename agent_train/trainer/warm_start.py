@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from agent_train.learner.actor_group import Learner
     from agent_train.learner.measures import OptimizerStep
 
+_TRIES = 2  # of an expert's episode
+
 
 class ExpertError(RuntimeError):
     """The environment has no scripted expert, or failed while its expert played."""
@@ -37,7 +39,8 @@ async def expert_trajectories(
 ) -> list[Trajectory]:
     """Episodes of the environment's expert, without tokens, with a share of random actions. The same arguments give the same ones.
 
-    The order of the tasks depends on the seed; it begins again when they run out.
+    The order of the tasks depends on the seed; it begins again when they run out. An episode that fails is played again in
+    a new environment; ExpertError if that fails too.
     """
     tasks = env_spec.tasks(split).shuffled(seed)
     env = env_spec.make()
@@ -49,11 +52,16 @@ async def expert_trajectories(
     try:
         for number in range(episodes):
             own = derive_seed(seed, "expert", number)
-            policy = ExpertPolicy(mistakes=mistakes, rng=random.Random(own))
             task, sample = tasks[number % len(tasks)], number // len(tasks)
-            trajectory = await run_episode(env, policy, task, seed=own % 2**31, env_id=env_spec.id, sample=sample)
-            if trajectory.failed:
-                raise ExpertError(f"the expert's episode {number} failed: {trajectory.error}")
+            for tries in range(1, _TRIES + 1):
+                policy = ExpertPolicy(mistakes=mistakes, rng=random.Random(own))
+                trajectory = await run_episode(env, policy, task, seed=own % 2**31, env_id=env_spec.id, sample=sample)
+                if not trajectory.failed:
+                    break
+                if tries == _TRIES:
+                    raise ExpertError(f"the expert's episode {number} failed {tries} times: {trajectory.error}")
+                await close_env(env)
+                env = env_spec.make()
             trajectories.append(trajectory)
     finally:
         await close_env(env)

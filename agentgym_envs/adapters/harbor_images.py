@@ -164,12 +164,20 @@ def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Plac
         elif word == "WORKDIR":
             workdir = PurePosixPath(posixpath.normpath(workdir / rest.strip("\"'")))
         elif word == "ENV":
-            pairs = shlex.split(rest)
-            old_form = "=" not in pairs[0]
-            place.variables |= {pairs[0]: " ".join(pairs[1:])} if old_form else dict(p.split("=", 1) for p in pairs)
+            place.variables |= _variables(rest)
     place.workdir = str(workdir)
     _check_folder(task.workdir or place.workdir, "a Docker Engine must build it", "leave out packages.txt")
     return place
+
+
+def _variables(rest: str) -> dict[str, str]:
+    with contextlib.suppress(ValueError):  # an open quotation mark
+        words = shlex.split(rest)
+        if len(words) > 1 and "=" not in words[0]:
+            return {words[0]: " ".join(words[1:])}
+        if words:
+            return {name: value for name, value in (word.split("=", 1) for word in words)}
+    raise Unsupported(f"its Dockerfile has ENV {rest}".rstrip() + ", which sets no variable: write ENV NAME=VALUE")
 
 
 def _check_folder(workdir: str, what: str, todo: str) -> None:

@@ -63,12 +63,32 @@ class Broken(Corridor):
         raise OSError("the floor gave way")
 
 
+class BrokenOnce(Corridor):
+    """A corridor of which the first that is made has a floor that gives way in its seventh step."""
+
+    made = steps = 0
+
+    def __init__(self):
+        super().__init__()
+        BrokenOnce.made += 1
+        self.number = BrokenOnce.made
+
+    def step(self, action):
+        BrokenOnce.steps += 1
+        if self.number == 1 and BrokenOnce.steps == 7:
+            raise OSError("the floor gave way")
+        return super().step(action)
+
+
+ENVS = (Corridor, NoExpert, Broken, BrokenOnce)
+
+
 @pytest.fixture(autouse=True)
 def registered():
-    for env in (Corridor, NoExpert, Broken):
+    for env in ENVS:
         agentgym.register(id=f"sft_test/{env.__name__}", entry_point=env)
     yield
-    for env in (Corridor, NoExpert, Broken):
+    for env in ENVS:
         agentgym.registry.pop(f"sft_test/{env.__name__}", None)
 
 
@@ -123,8 +143,13 @@ def test_an_environment_without_an_expert_is_refused_by_name():
 
 
 def test_a_failing_environment_is_an_error_and_no_episode():
-    with pytest.raises(ExpertError, match="the floor gave way"):
+    with pytest.raises(ExpertError, match="failed 2 times: .*the floor gave way"):
         play("Broken")
+
+
+def test_an_episode_that_failed_is_played_again_as_it_would_have_been():
+    assert replies(play("BrokenOnce", mistakes=0.5)) == replies(play(mistakes=0.5))
+    assert BrokenOnce.made == 2
 
 
 class Recited:

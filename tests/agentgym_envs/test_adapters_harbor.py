@@ -178,6 +178,14 @@ def test_packages_stand_for_what_a_dockerfile_installs(folder):
         play(task, SUBMIT)
 
 
+@pytest.mark.parametrize("line", ["ENV", "ENV A", "ENV A=1 B", 'ENV A="1'])
+def test_an_env_line_that_sets_nothing_is_refused(folder, line):
+    folder("environment/Dockerfile", f"FROM ubuntu:24.04\n{line}\n")
+    task = folder("environment/packages.txt", "gawk\n")
+    with pytest.raises(Unsupported, match=re.escape(f"has {line}, which sets no variable")):
+        place_of(read_task(task))
+
+
 @pytest.mark.parametrize("line", ["ENV PATH=/app/bin:$PATH", "WORKDIR $HOME/app", "ADD https://host/app /app"])
 def test_what_only_a_build_can_know_is_refused_beside_packages(folder, line):
     folder("environment/Dockerfile", f"FROM ubuntu:24.04\nENV URL=https://host\n{line}\n")
