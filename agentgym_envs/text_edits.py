@@ -27,15 +27,18 @@ def in_range(text: str, view_range: list[int]) -> tuple[int, int]:
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """The text with its only `old` replaced, and the line where that began."""
+    """The text with its only `old` replaced, and the line where that began. Its line ends stay, if they are all the same."""
+    if _ends_as_windows(text):
+        made, line = replaced(*(each.replace("\r\n", "\n") for each in (text, old, new)))
+        return made.replace("\n", "\r\n"), line
     if not old:
         raise ToolError("old_str is empty: give the text to replace, or use insert")
     if old == new:
         raise ToolError("old_str and new_str are the same: nothing to change")
     found = text.count(old)
     if found == 0:
-        windows = "\r\n" in text and "\r" not in old and "\n" in old
-        why = ". The file's lines end with \\r\\n: replace within one line, or use bash" if windows else ""
+        mixed = "\r\n" in text and "\r" not in old and "\n" in old
+        why = ". Some of the file's lines end with \\r\\n: replace within one line, or use bash" if mixed else ""
         raise ToolError(f"old_str is not in the file. It must be exactly as there, with all spaces{why}")
     if found > 1:
         places = itertools.islice(re.finditer(re.escape(old), text), 20)  # of what may be millions
@@ -48,7 +51,9 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def inserted(text: str, line: int, new: str) -> str:
-    """The text with `new` after a line; 0 is before the first."""
+    """The text with `new` after a line; 0 is before the first. Its line ends stay, if they are all the same."""
+    if _ends_as_windows(text):
+        return inserted(text.replace("\r\n", "\n"), line, new.replace("\r\n", "\n")).replace("\n", "\r\n")
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -57,6 +62,10 @@ def inserted(text: str, line: int, new: str) -> str:
     ends = text.endswith("\n") or not text
     made = "\n".join([*lines[:line], *new.removesuffix("\n").split("\n"), *lines[line:]])
     return f"{made}\n" if ends else made
+
+
+def _ends_as_windows(text: str) -> bool:
+    return 0 < text.count("\n") == text.count("\r\n")
 
 
 def around(text: str, first: int, count: int) -> str:

@@ -176,7 +176,7 @@ def _variables(rest: str) -> dict[str, str]:
         if len(words) > 1 and "=" not in words[0]:
             return {words[0]: " ".join(words[1:])}
         if words:
-            return {name: value for name, value in (word.split("=", 1) for word in words)}
+            return dict(word.split("=", 1) for word in words)
     raise Unsupported(f"its Dockerfile has ENV {rest}".rstrip() + ", which sets no variable: write ENV NAME=VALUE")
 
 

@@ -143,7 +143,7 @@ def test_an_environment_without_an_expert_is_refused_by_name():
 
 
 def test_a_failing_environment_is_an_error_and_no_episode():
-    with pytest.raises(ExpertError, match="failed 2 times: .*the floor gave way"):
+    with pytest.raises(ExpertError, match=r"failed 2 times: .*the floor gave way"):
         play("Broken")
 
 

@@ -1,8 +1,11 @@
 """The workbench: a shell and an editor over a sandbox, on every back end."""
 
+import contextlib
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentgym.sandbox import SandboxSpec, acquire
 from agentgym.tools.toolset import ToolError, ToolSet
@@ -166,7 +169,13 @@ class TestEditor:
         assert bench.bash("cat f") == "ab\nac"
 
 
+def windows(text):
+    return text.replace("\n", "\r\n")
+
+
 class TestTexts:
+    text = st.text("ab\n")
+
     def test_lines_are_numbered_as_they_stand(self):
         assert numbered("a\r\nb\n") == "     1\ta\n     2\tb"
         assert numbered("") == ""
@@ -179,6 +188,9 @@ class TestTexts:
             ("a", 1, "x", "a\nx"),
             ("a\nb", 0, "x", "x\na\nb"),
             ("", 0, "x", "x\n"),
+            ("a\r\nb\r\n", 1, "x\ny", "a\r\nx\r\ny\r\nb\r\n"),
+            ("a\r\nb", 2, "x", "a\r\nb\r\nx"),
+            ("a\r\nb\n", 1, "x", "a\r\nx\nb\n"),
         ],
     )
     def test_lines_are_inserted_whole(self, text, line, new, made):
@@ -192,9 +204,21 @@ class TestTexts:
         with pytest.raises(ToolError, match=f"is 1000000 times in the file, at lines {first}: add"):
             replaced("a\n" * 1_000_000, "a", "b")
 
-    def test_windows_line_ends_are_explained(self):
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_windows_line_ends_stay_whichever_the_agent_writes(self, end):
+        made = replaced("a\r\nb\r\nc\r\n", f"a{end}b", f"x{end}y{end}z")
+        assert made == ("x\r\ny\r\nz\r\nc\r\n", 1)
+
+    @given(text, text, text)
+    def test_an_edit_of_a_file_with_windows_line_ends_is_that_of_one_without(self, before, old, new):
+        with contextlib.suppress(ToolError):
+            made, line = replaced(f"{before}\n", old, new)
+            assert replaced(windows(f"{before}\n"), old, new) == (windows(made), line)
+        assert inserted(windows(f"{before}\n"), 1, new) == windows(inserted(f"{before}\n", 1, new))
+
+    def test_mixed_line_ends_are_explained(self):
         with pytest.raises(ToolError, match=r"lines end with \\r\\n"):
-            replaced("a\r\nb\r\n", "a\nb", "c")
+            replaced("a\r\nb\r\nc\n", "a\nb", "c")
 
 
 @pytest.mark.parametrize("wrong", [{"command_timeout": 0}, {"max_output": 10}, {"max_output": 1.5}])
