@@ -29,6 +29,7 @@ from agent_train.trainer.resume import OpenRun, go_back, open_run, resume_comman
 from agent_train.trainer.rl import StepError, open_rl
 from agent_train.trainer.warm_start import ExpertError
 from agent_train.weights.sync import WeightSyncError
+from agentgym.rollout.calls import leaving
 from agentgym.viewer.export import write_report
 
 FAILURES = (
@@ -95,7 +96,7 @@ def run(config: Config) -> int:
             tracker.note(line)
         code, error = 0, ""
         try:
-            asyncio.run(_until_stopped(config, opened, tracker, stop, command))
+            asyncio.run(leaving(_until_stopped(config, opened, tracker, stop, command)))
         except FAILURES as failure:
             code, error = 1, str(failure) or type(failure).__name__
         if stop.number:  # failures while stopping do not count

@@ -11,6 +11,7 @@ from agentgym.core.executor import EnvExecutor
 from agentgym.core.messages import user
 from agentgym.core.tasks import Task
 from agentgym.policies.base import Reply, ScriptedPolicy
+from agentgym.rollout import calls
 from agentgym.rollout.episode import Limits, close_env, run_episode
 
 
@@ -137,3 +138,31 @@ def test_a_call_that_is_cancelled_before_its_turn_is_left_out():
 
     assert run(play())
     assert called == ["third"]
+
+
+def test_a_task_that_swallows_its_cancellation_keeps_nobody_from_leaving(monkeypatch):
+    """A command's end waits for its tasks, as `asyncio.run` would wait for ever."""
+    monkeypatch.setattr(calls, "LEAVE_SECONDS", 0.1)
+    ended = []
+
+    async def deaf():
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except BaseException:  # noqa: S110 - as agents do it
+                pass
+
+    async def obedient():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append("obedient")
+
+    async def main():
+        tasks.extend(asyncio.create_task(each()) for each in (deaf, obedient))
+        await asyncio.sleep(0)
+        return "done"
+
+    tasks: list = []
+    assert asyncio.run(calls.leaving(main())) == "done"
+    assert ended == ["obedient"]
