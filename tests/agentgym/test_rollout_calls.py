@@ -1,6 +1,7 @@
 """How the agent loop calls an environment: `init` and `reset` in one go, and lanes, whose threads answer to event loops."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -147,10 +148,8 @@ def test_a_task_that_swallows_its_cancellation_keeps_nobody_from_leaving(monkeyp
 
     async def deaf():
         while True:
-            try:
+            with contextlib.suppress(BaseException):
                 await asyncio.sleep(3600)
-            except BaseException:  # noqa: S110 - as agents do it
-                pass
 
     async def obedient():
         try:
