@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from agentgym.core.tracebacks import text_of_error
+
 if TYPE_CHECKING:  # the server of environments reads this module, and needs no Gymnasium
     from agentgym.core.env import Env
 
@@ -168,7 +170,10 @@ async def _serve_async(calls: asyncio.Queue[_EnvCall]) -> None:
             error = raised
             if task.cancelling() > call.interrupted:
                 raise
-        except (Exception, SystemExit) as raised:
+        except (KeyboardInterrupt, GeneratorExit) as raised:  # meant for the loop, or for this coroutine
+            error = raised
+            raise
+        except BaseException as raised:
             error = raised
         finally:
             call.returned.up = True
@@ -200,13 +205,17 @@ def _settle(outcome: asyncio.Future[Any], value: Any, error: BaseException | Non
         return
     if error is None:
         outcome.set_result(value)
-    elif isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        outcome.set_exception(error)
     else:
-        # Let through, these would end the caller's task or loop instead of the call.
-        passed = RuntimeError(f"{type(error).__name__}({error}) was raised by the call")
-        passed.__cause__ = error
-        outcome.set_exception(passed)
+        outcome.set_exception(passed_on(error))
+
+
+def passed_on(error: BaseException) -> Exception:
+    """The error of a call, for those who wait for it; what would end their task or loop, not the call alone, is wrapped."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    passed = RuntimeError(f"{type(error).__name__}({text_of_error(error)}) was raised by the call")
+    passed.__cause__ = error
+    return passed
 
 
 _executors: weakref.WeakKeyDictionary[Env, EnvExecutor] = weakref.WeakKeyDictionary()
@@ -237,7 +246,7 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
     if not closing.done():
         _log.warning("%s: close took longer than its limit of %g s", name_of(env), timeout or 0)
     elif not closing.cancelled() and (error := closing.exception()):
-        _log.warning("%s: close failed: %s: %s", name_of(env), type(error).__name__, error)
+        _log.warning("%s: close failed: %s: %s", name_of(env), type(error).__name__, text_of_error(error))
     _executors.pop(env, None)
     executor.stop()
 

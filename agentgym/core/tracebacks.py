@@ -1,4 +1,4 @@
-"""Where an exception was raised: the innermost line of the user's own code, and the traceback as text."""
+"""What an exception says and where it was raised: the innermost line of the user's own code, and the traceback as text."""
 
 import sysconfig
 import traceback
@@ -28,6 +28,14 @@ def place_of(error: BaseException, folder: str = "") -> str:
         return "nowhere" if folder else ""
     code, line = found[-1]
     return f"{Path(code.co_filename).name}:{line} in {code.co_name}"
+
+
+def text_of_error(error: BaseException) -> str:
+    """`str(error)`, where somebody's `__str__` lets it be had."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its __str__ raises {type(another).__name__}>"
 
 
 def traceback_of(error: BaseException) -> str:

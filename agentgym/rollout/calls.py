@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from agentgym.core.env import is_finite
+from agentgym.core.executor import passed_on
 from agentgym.core.messages import Observation, assistant, problem_of
-from agentgym.core.tracebacks import place_of, traceback_of
+from agentgym.core.tracebacks import place_of, text_of_error, traceback_of
 from agentgym.core.trajectory import REWARDS, TURN_OF
 from agentgym.policies.base import EndEpisode, EndpointError, Reply
 
@@ -61,9 +62,20 @@ async def bounded(
         raise
     except Exception as error:
         place = f" ({found})" if (found := place_of(error)) else ""
-        raise CallFailed(f"{what} failed after {took:.1f} s: {type(error).__name__}: {error}{place}") from error
+        said = f"{type(error).__name__}: {text_of_error(error)}"
+        raise CallFailed(f"{what} failed after {took:.1f} s: {said}{place}") from error
     finally:
         call.cancel()
+
+
+async def contained(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Await a call. SystemExit, or a panic of a library in Rust, ends it alone, and not who waits for it."""
+    try:
+        return await call()
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise passed_on(error) from error
 
 
 async def _wait(call: asyncio.Future[Any], seconds: float | None) -> None:

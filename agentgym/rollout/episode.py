@@ -30,6 +30,7 @@ from agentgym.rollout.calls import (
     checked_reply,
     checked_reset,
     checked_step,
+    contained,
     next_player,
     numbers_in,
 )
@@ -288,7 +289,7 @@ async def _act(
         return await policy.act(list(conversation), tools)
 
     try:
-        return await bounded("act", act(), seconds, checked_reply)
+        return await bounded("act", contained(act), seconds, checked_reply)
     except CallTimeout:
         if seconds == left:
             raise EndEpisode("time") from None
@@ -427,7 +428,7 @@ async def _finish(slots: list[asyncio.Task[None]], closing: list[asyncio.Task[No
                 await asyncio.wait(closing)
                 raise
     for end in ends:
-        if isinstance(end, Exception):
+        if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
             raise end
 
 

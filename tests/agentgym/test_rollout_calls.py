@@ -9,11 +9,11 @@ import pytest
 
 from agentgym.core.env import Env
 from agentgym.core.executor import EnvExecutor
-from agentgym.core.messages import user
+from agentgym.core.messages import assistant, user
 from agentgym.core.tasks import Task
-from agentgym.policies.base import Reply, ScriptedPolicy
+from agentgym.policies.base import Policy, Reply, ScriptedPolicy
 from agentgym.rollout import calls
-from agentgym.rollout.episode import Limits, close_env, run_episode
+from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
 
 
 def run(coroutine):
@@ -96,6 +96,86 @@ def test_a_policy_whose_reply_makes_no_sense_fails_its_episode(odd, words):
     trajectory = run(run_episode(Opening(), ScriptedPolicy([reply]), Task("t", answer={})))
     assert trajectory.end == "error"
     assert words in trajectory.error
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise: no Exception."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+class MutePanic(Panic):
+    __str__ = Mute.__str__
+
+
+class Raising(Opening):
+    """Raises its task's answer in `init`, `reset` or `step`."""
+
+    def init(self, task):
+        super().init(task)
+        self.fail("init")
+
+    def reset(self, *, seed=None, options=None):
+        self.fail("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.fail("step")
+        return super().step(action)
+
+    def do(self, fault):
+        pass
+
+    def fail(self, where):
+        if where in self.task.answer:
+            raise self.task.answer[where]
+
+
+class RaisingAsync(Raising):
+    async def init(self, task):
+        super().init(task)
+
+    async def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)
+
+    async def step(self, action):
+        return super().step(action)
+
+
+class RaisingPolicy(Policy):
+    def __init__(self, error):
+        self.error = error
+
+    async def act(self, messages, tools):
+        if self.error is not None:
+            raise self.error
+        return Reply(assistant("something"))
+
+
+@pytest.mark.parametrize("env_class", [Raising, RaisingAsync])
+@pytest.mark.parametrize("where", ["init", "reset", "step", "act"])
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (Panic("rust"), "RuntimeError: Panic(rust) was raised by the call"),
+        (SystemExit(3), "RuntimeError: SystemExit(3) was raised by the call"),
+        (Mute(), "Mute: <its __str__ raises ValueError>"),
+        (MutePanic(), "RuntimeError: MutePanic(<its __str__ raises ValueError>) was raised by the call"),
+    ],
+)
+def test_whatever_is_raised_ends_its_own_episode_and_is_named(env_class, where, raised, words):
+    episodes = [Episode(Task("bad", answer={where: raised})), Episode(Task("good", answer={}))]
+    policies = {"bad": RaisingPolicy(raised if where == "act" else None), "good": RaisingPolicy(None)}
+    playing = run_many(
+        env_class, lambda episode: policies[episode.task.id], episodes, limits=Limits(5, None, 2, 2, 2, 2, 2), retries=0
+    )
+    bad, good = run(playing)
+    assert good.end == "terminated"
+    assert bad.end == "error"
+    assert f"{where} failed after 0.0 s: {words}" in bad.error
 
 
 def test_an_environment_whose_init_failed_or_was_given_up_is_not_reset():

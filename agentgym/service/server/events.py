@@ -9,6 +9,8 @@ import time
 import traceback
 from typing import Any
 
+from agentgym.core.tracebacks import text_of_error
+
 _TRACEBACK_LETTERS = 3000  # the last of it: with them a line is written to a pipe as a whole
 _ERRORS, _ERRORS_SECONDS = 10, 60.0
 REFUSALS_SECONDS = 10.0
@@ -44,7 +46,7 @@ class EnvErrors:
         with contextlib.suppress(MemoryError, OSError):  # no memory to write it, or stderr is closed
             where = error.__traceback__.tb_next if error.__traceback__ is not None else None
             told = "".join(traceback.format_exception(type(error), error, where))[-_TRACEBACK_LETTERS:]
-            said = {"pid": os.getpid(), "call": call, "error": f"{type(error).__name__}: {error}"[:300]}
+            said = {"pid": os.getpid(), "call": call, "error": f"{type(error).__name__}: {text_of_error(error)}"[:300]}
             line = line_of_event("env_error", **self._of, **said, traceback=told, left_out=self._left_out)
             os.write(2, f"{line}\n".encode())
             self._left_out = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.core.registration import EnvSpec, parameters
 from agentgym.core.tasks import TaskSet
+from agentgym.core.tracebacks import text_of_error
 from agentgym.service.protocol.frames import METHODS
 from agentgym.service.protocol.sandbox_frames import SERVED
 from agentgym.storage.jsonl import line_of
@@ -42,8 +43,9 @@ def tell_tasks(server: socket.socket, specs: dict[str, EnvSpec], tasks: dict[str
             asked = json.loads(line)
             try:
                 told: dict[str, Any] = {"result": _answer(asked, specs, tasks_of)}
-            except Exception as error:
-                told = {"error": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+            except BaseException as error:  # an environment may raise anything, and the next question is another's
+                said = text_of_error(error)
+                told = {"error": said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"}
             lines.write(line_of(told))
             lines.flush()
 

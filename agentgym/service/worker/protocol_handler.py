@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agentgym.core.executor import EnvExecutor
+from agentgym.core.executor import EnvExecutor, passed_on
 from agentgym.core.extensions import import_path
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.tracebacks import text_of_error
 from agentgym.service.protocol import frames
 from agentgym.service.protocol.frames import (
     Refused,
@@ -72,7 +73,9 @@ class CallRunner:
         except BaseException as error:
             slot.count_error(frames.ENV_ERROR)
             self._raised(name, error)
-            raise
+            if isinstance(error, Exception | SystemExit):
+                raise
+            raise passed_on(error) from error  # else it would end this process, and nobody would learn why
         finally:
             now = slot.enter(slots.WRITING)
         if name in ("step", "reset"):
@@ -325,4 +328,4 @@ def described(error: BaseException) -> str:
     """An error in words, cut to 2,000 characters."""
     if isinstance(error, Refused):
         return str(error)[:2000]
-    return f"{type(error).__name__}: {error}"[:2000]
+    return f"{type(error).__name__}: {text_of_error(error)}"[:2000]

@@ -26,6 +26,13 @@ def forked():
         count += 1
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise: no Exception, and its text cannot be had."""
+
+    def __str__(self):
+        raise ValueError
+
+
 class Faulty(Env):
     """Answers "echo WORDS"; else hangs, dies, floods, raises. Counts its steps, so that one run twice can be seen."""
 
@@ -82,6 +89,8 @@ class Faulty(Env):
             raise KeyError(rest)
         if word == "quit":
             raise SystemExit(rest)
+        if word == "panic":
+            raise Panic(rest)
         if word == "flood":
             rest = "x" * int(rest)
         if word == "until":  # a file is there

@@ -173,6 +173,18 @@ def test_a_worker_that_dies_is_told_and_its_slot_returns(action, how):
     asyncio.run(play())
 
 
+def test_what_is_no_exception_is_an_error_of_its_call_and_the_session_goes_on():
+    async def play():
+        async with serving() as server, session(server) as client:
+            await client.begin()
+            answer = await client.step("panic")
+            assert answer["error"]["code"] == "ENV_ERROR"
+            assert "Panic(<its __str__ raises ValueError>) was raised by the call" in answer["error"]["message"]
+            assert (await client.step("echo hi"))["result"][0][0]["content"].endswith(": hi")
+
+    asyncio.run(play())
+
+
 def test_an_environment_that_cannot_be_made_says_why():
     async def play():
         async with serving(envs={"no": "service_faults:NotMade"}) as server, browsing(server) as http:
