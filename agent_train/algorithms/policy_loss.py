@@ -67,11 +67,18 @@ class PolicyLoss:
         return keep(loss_T, inputs.mask_T)
 
     def with_clip_mask(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """loss_T and clip_mask_T: True on tokens that have an advantage but no gradient, because a clip holds them back."""
-        # Not through the model: FSDP would take that for the backward pass, and gather the weights once more.
-        apart_T = inputs.logprobs_T.detach().requires_grad_()
-        (grad_T,) = torch.autograd.grad(self(replace(inputs, logprobs_T=apart_T)).sum(), apart_T)
-        return self(inputs), (keep(inputs.advantages_T, inputs.mask_T) != 0) & (grad_T == 0)
+        """loss_T and clip_mask_T: True on tokens that have an advantage without a part in the gradient: a clip or a range holds them back."""
+
+        def gradient(advantages_T: Tensor) -> Tensor:
+            # Not through the model: FSDP would take that for the backward pass, and gather the weights once more.
+            apart_T = inputs.logprobs_T.detach().requires_grad_()
+            loss_T = self(replace(inputs, logprobs_T=apart_T, advantages_T=advantages_T))
+            return torch.autograd.grad(loss_T.sum(), apart_T)[0]
+
+        # What is left without advantages is a pull to another policy, which holds nothing back.
+        pull_T = gradient(torch.zeros_like(inputs.advantages_T)) if "advantages_T" in self.reads else 0.0
+        held_T = gradient(inputs.advantages_T) == pull_T
+        return self(inputs), (keep(inputs.advantages_T, inputs.mask_T) != 0) & held_T
 
 
 def policy_loss(name: str, settings: Mapping[str, Any] | None = None) -> PolicyLoss:

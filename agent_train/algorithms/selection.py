@@ -16,7 +16,7 @@ from agent_train.algorithms.advantages import Rewards, has_spread, mean_of, rewa
 from agent_train.algorithms.turn_rewards import fold_silent_turns
 from agent_train.config.extensions import filters, reward_shaping
 from agent_train.config.schema import AlgorithmConfig, OverlongConfig
-from agent_train.data.players import earned_by, part_of, player_of
+from agent_train.data.players import apart, earned_by, had_without, part_of, player_of
 from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory, Turn
 
 
@@ -33,7 +33,7 @@ class SelectionMetrics:
     dropped_length: float
     masked: int  # dropped episodes that were truncated, in groups that are trained on
     short: int  # groups that dynamic sampling wanted and did not find
-    penalty: float  # mean overlong penalty in the groups that are trained on
+    penalty: float  # mean overlong penalty in the groups that are trained on, of each player's part of an episode
     carried: int = 0  # groups of the step before that are trained on
     left: int = 0  # groups that the next step is to train on
 
@@ -69,6 +69,7 @@ def choose(
     groups, left = _chosen(played, algorithm, wanted, carried, oldest)
     overlong, dynamic = algorithm.overlong, algorithm.filter.rounds > 1
     in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
+    of_players = [t for group in apart(groups, algorithm.credit) for t in group.trajectories if _took_part(t)]
     trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
     later = {id(group) for group in left}
     never = [group for group in (*carried, *played) if id(group) not in later]
@@ -83,7 +84,7 @@ def choose(
         dropped_length=mean_of(out),
         masked=len(in_kept) - len(trained),
         short=max(wanted - len(groups), 0) if dynamic else 0,
-        penalty=mean_of([penalty(t, overlong) for t in in_kept]),
+        penalty=mean_of([penalty(t, overlong) for t in of_players]),
         carried=min(len(carried), len(groups)),
         left=len(left),
     )
@@ -177,7 +178,8 @@ def greedy_rewards(
         elif player is None:
             found[group.task_id] = whole.reward
         else:  # the episode ended before the player's turn
-            found[group.task_id] = math.fsum(earned_by(turn, player, algorithm.credit) for turn in whole.turns)
+            earned = math.fsum(earned_by(turn, player, algorithm.credit) for turn in whole.turns)
+            found[group.task_id] = earned - had_without(whole, player, algorithm.credit)
     return found
 
 

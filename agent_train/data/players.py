@@ -4,7 +4,7 @@ A group of episodes becomes a group for each player, whose baseline is of that p
 of its own counts with the first of them; before its first turn, with that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agent_train.data.samples import TrainingSample
@@ -54,7 +54,8 @@ def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
     The last is less what the episode would have earned without the player (Wolpert and Tumer 2001, 10.1142/S0219525901000188).
     """
     turns: list[Turn] = []
-    metadata, state, early = dict(trajectory.metadata), trajectory.metadata.get("state"), 0.0
+    metadata, early = dict(trajectory.metadata), 0.0
+    state = metadata.pop("state", None)
     places = []  # of each turn of the episode: the player's turns before it
     for turn in trajectory.turns:
         places.append(len(turns))
@@ -69,8 +70,8 @@ def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
             turns[-1].reward += earned
         else:
             early += earned
-    if turns and credit == "difference":
-        turns[-1].reward -= trajectory.turns[-1].info.get(WITHOUT, {}).get(player, 0.0)
+    if turns:
+        turns[-1].reward -= had_without(trajectory, player, credit)
     own = [replace(s, turn=[*places, len(turns)][s.turn]) for s in trajectory.summaries if s.player == player]
     part = replace(trajectory, turns=turns, summaries=own, metadata=metadata)
     return replace(part, id=f"{part.id} {player}", task_id=f"{part.task_id} {player}")
@@ -79,6 +80,13 @@ def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
 def earned_by(turn: Turn, player: str, credit: str) -> float:
     """What a step earned a player: its own reward, or with another `credit` the episode's."""
     return shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
+
+
+def had_without(trajectory: Trajectory, player: str, credit: str) -> float:
+    """What the episode would have had without the player, where the credit is its difference; else 0."""
+    last = trajectory.turns[-1].info if trajectory.turns and credit == "difference" else {}
+    without: Mapping[str, float] = last.get(WITHOUT, {})
+    return without.get(player, 0.0)
 
 
 def player_of(group: Group) -> str | None:

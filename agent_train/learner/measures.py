@@ -33,7 +33,7 @@ class UpdateMetrics:
         float  # of the trained policy to the proximal one, or to the engine's for `algorithm.proximal=behaviour`
     )
     ratio_max: float  # the largest
-    clip_fraction: float  # share of tokens that the clip holds back: they have an advantage and no gradient
+    clip_fraction: float  # share of tokens that the clip holds back: they have an advantage and no gradient by it
     kl_k1: float  # KL(proximal || trained), estimated as the mean of -log ratio
     kl_k3: float  # the same, by the estimate that is never negative
     entropy: float  # of the policy, at its temperature

@@ -69,6 +69,14 @@ def test_ppo_with_asymmetric_and_dual_clip(worker, ratio, advantage, dual, loss,
     assert found.grads[0] == pytest.approx([0.0 if held else -ratio * advantage], abs=1e-6)
 
 
+@pytest.mark.parametrize(("loss", "given"), [("dppo", {"low": 0.1, "high": 0.1}), ("m2po", {"budget": 0.01})])
+def test_tokens_beyond_their_range_are_held_back_though_something_pulls_at_them(worker, loss, given):
+    """The first moved too far in its advantage's direction, the second against it, the third hardly."""
+    found = off_policy(worker, loss, [2.0, 2.0, 1.01], [1.0, -1.0, 1.0], **given)
+    assert found.metrics.clip_fraction == pytest.approx(1 / 3)
+    assert (found.grads[0][0] != 0.0) == (loss == "dppo"), "its pull to the engine's policy"
+
+
 @pytest.mark.parametrize(
     ("loss", "advantages", "value", "grads", "given"),
     [

@@ -15,7 +15,7 @@ from sample_tokenizers import renderer
 from step_cases import advantages, algorithm, samples_for
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
-from agent_train.algorithms.selection import greedy_rewards
+from agent_train.algorithms.selection import choose, greedy_rewards
 from agent_train.algorithms.step_advantages import with_advantages
 from agent_train.algorithms.turn_rewards import state_key
 from agent_train.config.compose import compose
@@ -88,6 +88,13 @@ def test_each_player_s_greedy_baseline_is_what_it_earned_in_the_greedy_episode(t
     assert greedy_rewards([greedy], groups, algorithm("remax")) == expected
 
 
+@pytest.mark.parametrize(("credit", "expected"), [("own", 0.5), ("team", 1.0), ("difference", 1.0 - 0.75)])
+def test_a_greedy_episode_that_ended_before_a_player_s_turn_is_its_baseline_by_its_credit(credit, expected):
+    greedy = Trajectory("g", "e", "t", turns=[turn("a", 2, 1.0, (0.0, 0.5), without={"b": 0.75})])
+    groups = apart([Group("t", [episode(0), episode(1)])], credit)
+    assert greedy_rewards([greedy], groups, replace(algorithm("remax"), credit=credit))["t b"] == expected
+
+
 @pytest.mark.parametrize(
     ("credit", "expected"),
     [
@@ -147,6 +154,22 @@ def test_states_and_summaries_go_with_their_player():
     assert ([s.turn for s in a.summaries], b.summaries) == ([1], [])
     assert state_key([{"state": "s1"}]) != state_key([{"state": "s2"}])
     assert whole.turns[0].info["state"] == "s1", "the episode itself is not changed"
+
+
+def test_the_state_of_the_reset_is_not_that_of_a_player_who_acts_later():
+    whole = episode()
+    whole.metadata["state"] = "s0"
+    a, b = parts(whole)
+    assert a.metadata["state"] == "s0"
+    assert "state" not in b.metadata, "the step before its turn told none"
+
+
+def test_the_metric_of_the_length_penalty_is_what_players_lose_by_their_own_tokens():
+    # a samples 3 tokens and b as many.
+    for longest, expected in ((3, 0.0), (2, -1.0)):
+        settings = algorithm("group", overlong={"length": longest})
+        _, selection = choose([Group("t", [episode()])], settings, 1)
+        assert selection.penalty == expected
 
 
 def test_imitation_and_files_take_each_player_s_conversation(tmp_path):
