@@ -8,6 +8,7 @@ trims, re-orders the JSON of a tool call), the prompt is encoded from scratch, a
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 Tool = Mapping[str, Any]
 
 _PROBE = "MARK7XQ"
+_ANY_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+# What a template that asks for today's date is told, so that a run that goes on tomorrow has the prompts of today. It is the date
+# that Llama 3 takes where it can ask nobody.
+_DATE = datetime.date(2024, 7, 26)
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
@@ -76,6 +81,9 @@ class Renderer:
             raise RendererError("the chat template leaves out what the user says")
         answered = self.text([user(_PROBE), assistant(_PROBE), user(".")])
         lead = answered[len(prompt) :].partition(_PROBE)[0] if answered.startswith(prompt) else ""
+        if self._special_ids & {*self.encode(lead)}:  # as in the channels of gpt-oss
+            problem = f"the chat template leaves {lead!r} before an answer to the model, and such answers are not read"
+            raise RendererError(f"{problem}: take a model or a chat_template whose prompt ends where the answer begins")
         # The space that the template writes before an answer, as after "[/INST]".
         self._lead = "" if lead.strip() else lead
         self._anchor_ids = self.encode(prompt)[-8:]
@@ -113,7 +121,7 @@ class Renderer:
                 message["tool_calls"] = [_with_arguments_read(call) for call in message["tool_calls"]]
         try:
             given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": answering}
-            return _whole(str(self.tokenizer.apply_chat_template(view, **given)))
+            return _whole(str(self.tokenizer.apply_chat_template(view, strftime_now=_DATE.strftime, **given)))
         except Exception as error:  # a template is code of the model's author: jinja errors, TypeError, anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             why = f"{type(error).__name__}: {error}"
@@ -134,7 +142,8 @@ class Renderer:
     def parse(self, completion_ids: Sequence[int], turn: int = 0) -> Message:
         """The assistant message of a completion, in the OpenAI form.
 
-        `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled.
+        `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled, if the template
+        writes such calls and their results; else they stay in the content, which environments read too.
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content.
 
@@ -148,11 +157,15 @@ class Renderer:
         if "<tool_call>" not in text and "</think>" not in text:
             return assistant(content)
         readings = list(_readings(content, turn))
+        if not all(map(self._writes_calls, readings)):
+            readings = list(_readings(content, None))
         if faithful := next((message for message in readings if self._writes(message, text)), None):
             return faithful
-        thought = readings[0].get("reasoning_content", "").strip()
-        if thought and thought not in self.text([user(_PROBE), assistant(text), user(_PROBE)]):
-            return readings[0]
+        if "reasoning_content" in readings[0]:
+            past = self.text([user(_PROBE), assistant(text), user(_PROBE)])
+            thought = readings[0]["reasoning_content"].strip()
+            if "</think>" not in past or (thought and thought not in past):
+                return readings[0]
         return next(message for message in readings if "reasoning_content" not in message)
 
     def _writes(self, message: Message, text: str) -> bool:
@@ -168,8 +181,26 @@ class Renderer:
         except RendererError:
             return False
 
+    def _writes_calls(self, message: Message) -> bool:
+        """True if the template writes all tool calls of a message, and their results; so of one without calls."""
+        told, results = [], []
+        for number, call in enumerate(message.get("tool_calls", [])):
+            name = f"{_PROBE}c{number}"
+            told.append({**call, "function": {**call["function"], "name": name}})
+            results.append(tool_result(call["id"], f"{_PROBE}r{number}", name))
+        try:
+            text = self.text([user("."), {**message, "tool_calls": told}, *results], [_ANY_TOOL]) if told else ""
+        except RendererError:
+            return False
+        return all(call["function"]["name"] in text for call in told) and all(text_of(each) in text for each in results)
+
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @property
+    def _special_ids(self) -> set[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {*self.tokenizer.all_special_ids, *(id for id, token in added if token.special)}
 
     def _find_stop_tokens(self, eos_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """The special token behind an assistant's text (an end of turn, or the next role's), and all that stop an answer."""
@@ -178,7 +209,7 @@ class Renderer:
         if not found:
             raise RendererError("the chat template leaves out what the assistant says")
         ids = self.encode(behind)
-        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        special = self._special_ids | {*self.tokenizer.added_tokens_decoder}
         end_of_turn = ids[0] if ids and ids[0] in special else next(iter(stops), None)
         if end_of_turn is None:
             problem = (
@@ -203,10 +234,10 @@ def eos_ids_of(model_dir: str | Path) -> list[int]:
     return ids
 
 
-def _readings(text: str, turn: int) -> Iterator[Message]:
-    """Messages that a sampled text may stand for, from the most structured to the plainest."""
+def _readings(text: str, turn: int | None) -> Iterator[Message]:
+    """Messages that a sampled text may stand for, from the most structured to the plainest; without a turn no calls."""
     for reasoning, rest in [*_split_thoughts(text), (None, text)]:
-        for content, calls in _split_calls(rest, turn):
+        for content, calls in [(rest, [])] if turn is None else _split_calls(rest, turn):
             message = _calling(content, calls) if calls else assistant(content)
             if reasoning is not None:
                 message["reasoning_content"] = reasoning

@@ -96,6 +96,9 @@ async def validate(
         played[player] = await run_many(
             spec.make, make, episodes, concurrency=concurrency, limits=limits, env_id=spec.id
         )
+        if player == "gold" and all("NotImplementedError" in (t.error or "") for t in played[player]):
+            del played[player]  # a class with an expert for some of its environments, and this is none of them
+            continue
         found.scores.append(score_of(player, played[player]))
         if failed := [t for t in played[player] if t.failed]:
             text = f"{len(failed)} of {len(played[player])} episodes of {player} play failed"

@@ -25,7 +25,7 @@ def imported(prefix: str, module: str | None = None) -> Any:
 
 
 def check_name(prefix: str, name: str, names: Iterable[str]) -> None:
-    known = sorted(names)
+    known = sorted(set(names))  # a game of PettingZoo may be in both of its registries
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:8]
@@ -62,6 +62,8 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings must be a table of JSON values, not {settings!r:.200}")
     try:
         return json.dumps(dict(settings), sort_keys=True)
     except TypeError as error:

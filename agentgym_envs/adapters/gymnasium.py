@@ -25,7 +25,8 @@ _LISTS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 _READABLE = (spaces.Discrete, *_LISTS, spaces.Text, spaces.Tuple, spaces.Dict)
 MOST_TURNS = 100  # if the environment has no limit
 LONGEST_DESCRIPTION = 4_000  # characters
-_TOLD = ("description", "action space", "observation space", "reward", "rewards", "episode end")
+_TOLD = ("description", "action space", "actions", "observation space", "observations", "reward", "rewards")
+_TOLD += ("episode end", "episode termination")
 _COLOURED = re.compile(r"\x1b\[(\d+(?:;\d+)*)m(.*?)\x1b\[0m", re.DOTALL)
 _NAMES = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURS = dict(enumerate(_NAMES, 30)) | {code: f"on {name}" for code, name in enumerate(_NAMES, 40)}
@@ -160,7 +161,7 @@ def description_of(docstring: str) -> str:
     told = [begin.strip()]
     for section in sections:
         title, _, body = section.partition("\n")
-        if title.strip().lower() in _TOLD:
+        if title.strip(" :").lower() in _TOLD:
             told.append(f"{title.strip()}:\n{inspect.cleandoc(body).strip()}")
     return "\n\n".join(part for part in told if part)[:LONGEST_DESCRIPTION]
 

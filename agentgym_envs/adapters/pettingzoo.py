@@ -29,7 +29,10 @@ from agentgym_envs.adapters.gymnasium import (
 )
 
 _MASK = "action_mask"
-_NOT_TOLD = re.compile(r"^```\{figure\}(?s:.*?)^```$|^This environment is part of .*$|^# +", re.MULTILINE)
+_NOT_TOLD = re.compile(
+    r"^```\{figure\}(?s:.*?)^```$|^This environment is part of .*$|^# +|^#+ Legal Actions Mask$(?s:.*?)(?=^#|\Z)",
+    re.MULTILINE,
+)
 
 
 class PettingZooEnv(PlayersEnv):
@@ -173,6 +176,6 @@ class PettingZooEnv(PlayersEnv):
 
 def described(docstring: str) -> str:
     """The parts for a player of what PettingZoo's modules say of their game."""
-    begin, *sections = re.split(r"^#{2,} +", _NOT_TOLD.sub("", docstring), flags=re.MULTILINE)
+    begin, *sections = re.split(r"^#{2,3} +", _NOT_TOLD.sub("", docstring), flags=re.MULTILINE)
     text = "\n".join(line for line in begin.splitlines() if not line.startswith("|"))
     return re.sub(r"\n{3,}", "\n\n", description_of("\n## ".join([text, *sections])))

@@ -57,6 +57,7 @@ class ReasoningGymEnv(Env):
     ) -> TaskSet:
         check_split(f"reasoning_gym:{name}", split)
         _check(name)
+        settings_key(settings or {})
         start = seed if split == "train" else seed + APART
         where = {"name": name, "settings": dict(settings or {}), "seed": start, "size": size}
         _data(settings_key(where))
@@ -94,6 +95,8 @@ class ReasoningGymEnv(Env):
 
     def expert_action(self) -> str:
         """The data set's own answer. A few data sets have none and accept any valid answer."""
+        if self._entry["answer"] in (None, "None"):
+            raise NotImplementedError(f"reasoning_gym:{self.name} has no expert")
         return f"<answer>{self._entry['answer']}</answer>"
 
     def random_action(self, rng: random.Random) -> str:

@@ -45,6 +45,8 @@ class SkyRLGymEnv(Env):
                 raise ValueError(
                     f"skyrl_gym:{name}: data={data!r} has the train split only: put {{split}} into the path"
                 )
+            if not path.is_file():
+                raise ValueError(f"skyrl_gym:{name} has no split {split!r}: there is no file {path}")
             load = TaskSet.from_parquet if path.suffix == ".parquet" else TaskSet.from_jsonl
             named = f"{name}-{split}"
             return load(path, parse=lambda row, at: task_of_row(row, f"{named}-{at}"), name=f"{name}/{split}")

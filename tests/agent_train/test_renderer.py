@@ -12,6 +12,7 @@ from sample_tokenizers import TOKENIZERS, forgetful, ordinary_ids, renderer, tin
 from agent_train.learner.tiny import train_tokenizer
 from agent_train.rollout.renderer import Rendered, Renderer, RendererError
 from agentgym.core.messages import Message, assistant, system, tool_result, user
+from agentgym.tools import ToolSet
 
 CALC = {"type": "function", "function": {"name": "calc", "description": "adds", "parameters": {"type": "object"}}}
 SLOW_OK = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
@@ -166,6 +167,67 @@ def test_a_block_that_is_no_call_stays_text(block):
     render = renderer("tiny")
     text = f"<tool_call>{block}</tool_call>"
     assert render.parse(said(render, text)) == assistant(text)
+
+
+def with_template(template: str) -> Renderer:
+    tokenizer = train_tokenizer(["x"], 300, 64)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+# As of most chat models that know no tools; of Gemma, which refuses what is neither the user nor the model; and of Llama 3.
+TEMPLATES_WITHOUT_CALLS = {
+    "leaves them out": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+    "takes no results": """\
+{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('roles must alternate') }}{% endif -%}
+<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls %}{{ call.function }}{% endfor %}<|end|>{% endfor %}""",
+    "takes one": """\
+{% for m in messages %}{% if m.tool_calls|length > 1 %}{{ raise_exception('single tool-calls only') }}{% endif -%}
+<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls %}{{ call.function }}{% endfor %}<|end|>{% endfor %}""",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES_WITHOUT_CALLS.values(), ids=TEMPLATES_WITHOUT_CALLS)
+def test_calls_that_the_template_does_not_write_stay_in_the_text_and_are_answered(template):
+    """Else the next prompt would lack what the model has called, or be refused."""
+    render = with_template(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+
+    def double(x: int) -> int:
+        """Doubles."""
+        return 2 * x
+
+    tools = ToolSet([double])
+    calls = "".join(f'<tool_call>{{"name": "double", "arguments": {{"x": {x}}}}}</tool_call>' for x in (1, 2))
+    completion = said(render, f"Let me.{calls}")
+    prompt, reply, _ = answer(render, [user("?")], completion)
+    assert reply == assistant(f"Let me.{calls}")
+    told = tools.answer(reply)
+    assert [message["role"] for message in told] == ["user"]
+    _, _, after = answer(render, [user("?")], completion, *told, tools=tools.schemas)
+    assert after.ids[: len(prompt.ids) + len(completion)] == prompt.ids + completion
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day():
+    """As Llama 3.2's and gpt-oss's: else the turns of a run that goes on after midnight would belong to other prompts."""
+    template = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    render = with_template(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    assert render.text([user("go")]).startswith("26 Jul 2024<|user|>go")
+
+
+def test_a_template_that_leaves_its_own_tokens_before_an_answer_to_the_model_is_refused():
+    """As gpt-oss's, whose answers go through channels: what they say could not be told from the channels' names."""
+    template = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}final<|tool|>{% endif -%}"
+    template += "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    with pytest.raises(RendererError, match=r"leaves 'final<\|tool\|>' before an answer to the model.*take a model"):
+        with_template(template)
+
+
+@pytest.mark.parametrize("text", ["<think></think>right", "\n</think>\n\nright"])
+def test_an_empty_thought_that_the_template_cuts_is_no_part_of_the_answer(text):
+    """As DeepSeek-R1's, which begins the thought itself."""
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
+    render = with_template(template + "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}")
+    assert render.parse(said(render, text)) == {"role": "assistant", "content": "right", "reasoning_content": ""}
 
 
 def test_stop_tokens_are_the_end_of_text_and_the_end_of_turn():

@@ -136,9 +136,17 @@ def test_players_of_pettingzoo_are_told_who_they_are_what_is_legal_and_see_pictu
     assert "<a href" not in pettingzoo["chess"]
 
 
+def test_players_of_pettingzoo_are_told_what_numbers_mean_also_in_parts_of_parts(pettingzoo):
+    opening = pettingzoo["rps"][0]["opening"]
+    assert "Rock is 0, paper is 1 and scissors is 2." in opening
+    assert "3 represents no action taken yet" in opening
+    assert "Legal Actions Mask\n" not in pettingzoo["tictactoe"][0]["opening"]
+
+
 def test_the_check_accepts_pettingzoo_and_what_cannot_be_played_is_told(pettingzoo):
     assert list(pettingzoo["checks"].values()) == [[], []]
     assert "among them classic/tictactoe-v3" in pettingzoo["unknown"][1]
+    assert "among them classic/rps-v2, classic/go-v5" in pettingzoo["in_both"][1], "each name once"
     assert pettingzoo["unseen"][0] == "TypeError"
     assert "cannot be shown as text" in pettingzoo["unseen"][1]
 
@@ -161,6 +169,7 @@ def test_every_data_set_poses_and_scores_as_the_package_does(reasoning_gym):
 def test_the_data_sets_own_answers_score_the_maximum_and_others_less(reasoning_gym):
     found = reasoning_gym["datasets"]
     assert {name for name, case in found.items() if case["rewards"][0] < 1.0} == UNANSWERED
+    assert {name for name, case in found.items() if case["expert"] != "plays"} == UNANSWERED
     random = [case["rewards"][1] for case in found.values()]
     assert sum(random) / len(random) < 0.15
 
@@ -184,6 +193,7 @@ def test_wrong_names_and_settings_of_reasoning_gym_are_told(reasoning_gym):
     kind, text = reasoning_gym["settings"]
     assert kind == "ValueError"
     assert "refuses its settings {'terms': 2}" in text
+    assert reasoning_gym["no_table"] == ["TypeError", "settings must be a table of JSON values, not 'terms=2'"]
     assert "take tasks from default_tasks" in reasoning_gym["foreign_task"][1]
     assert "set the same PYTHONHASHSEED in all" in reasoning_gym["altered"][1]
 
@@ -230,6 +240,10 @@ def test_what_skyrl_refuses_is_told(skyrl_gym):
     assert skyrl_gym["unknown"][0] == "UnknownEnvError"
     assert "gsm8k" in skyrl_gym["unknown"][1]
     assert "give data=FILE" in skyrl_gym["no_tasks"][1]
+    assert skyrl_gym["no_split"] == [
+        "ValueError",
+        "skyrl_gym:aime has no split 'test': there is no file aime-test.jsonl",
+    ]
     assert "skyrl_gym:text2sql refuses task 't': db_id field is required" in skyrl_gym["refused"]["error"]
 
 

@@ -91,6 +91,7 @@ def test_the_opening_tells_the_rules_the_actions_and_the_state():
     for part in ("crossing a frozen lake", "0: Move left", "Reach goal: +1", "Answer with a whole number from 0 to 3."):
         assert part in opening
     assert "import gymnasium" not in opening
+    assert "penalised with a reward of -1" in text(agentgym.make("gymnasium:MountainCar-v0").reset(seed=0)[0])
     assert opening.endswith("SFFF\nFHFH\nFFFH\nHFFG\nline 1, column 1: 'S' is on red\n\nObservation: 0")
     assert text(env.step("<think>1 is down</think> <action>2</action>")[0]).endswith("\n\nObservation: 1")
 

@@ -97,6 +97,13 @@ class Falls(Doubling):
         return super().step(action)
 
 
+class Unsolved(Doubling):
+    """Its class has an expert, but none for these tasks."""
+
+    def expert_action(self):
+        raise NotImplementedError("nobody knows")
+
+
 class Slow(Doubling):
     """Says how long a step may take."""
 
@@ -184,6 +191,12 @@ def test_what_is_declared_to_change_by_chance_is_not_replayed(capsys):
     register("test/lottery", f"{__name__}:Lottery", nondeterministic=True)
     assert main(["validate", "test/lottery", "-n", "5"]) == 0
     assert "not proved: it is registered with nondeterministic=True" in capsys.readouterr().out
+
+
+def test_an_expert_that_is_for_other_tasks_of_its_class_is_none(capsys):
+    code, result = validated(Unsolved, capsys)
+    assert (code, states(result)["gold"]) == (0, "note")
+    assert [score["player"] for score in result["scores"]] == ["null", "random"]
 
 
 def test_without_an_expert_gold_is_not_proved(capsys, monkeypatch):

@@ -83,6 +83,7 @@ report(
     named=ours(RPS, ["Rock", "paper"], settings={"max_cycles": 1}, actions=["rock", "paper", "scissors"]),
     chess=agentgym.make("pettingzoo:classic/chess-v6").reset(seed=0)[0][0]["content"],
     checks={name: check_env(f"pettingzoo:{name}") for name in (TICTACTOE, RPS)},
+    in_both=refusal(lambda: agentgym.make("pettingzoo:classic/rps-v3")),
     unknown=refusal(lambda: agentgym.make("pettingzoo:classic/tictacto-v3")),
     unseen=refusal(lambda: agentgym.make("pettingzoo:classic/go-v5").reset(seed=0)),
 )

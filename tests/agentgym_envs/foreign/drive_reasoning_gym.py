@@ -23,7 +23,12 @@ def compared(name):
     task, entry = env.tasks[INDEX], direct[INDEX]
     env.init(task)
     env.reset()
-    replies = [env.expert_action(), env.random_action(random.Random(1)), "<think>no</think> It is so."]
+    expert = refusal(env.expert_action)
+    replies = [
+        f"<answer>{entry['answer']}</answer>" if expert else env.expert_action(),
+        env.random_action(random.Random(1)),
+        "<think>no</think> It is so.",
+    ]
     rewards = []
     for reply in replies:
         env.reset()
@@ -31,7 +36,7 @@ def compared(name):
     return {
         "question": task.messages[0]["content"],
         "direct question": str(entry["question"]),
-        "answered": entry["answer"] is not None,
+        "expert": expert or "plays",
         "rewards": rewards,
         "direct rewards": [scored(direct, entry, answer_of(reply)) for reply in replies],
     }
@@ -77,6 +82,7 @@ report(
     splits=splits(),
     unknown=refusal(lambda: agentgym.make("reasoning_gym:chain_sun")),
     settings=refusal(lambda: agentgym.make("reasoning_gym:chain_sum", settings={"terms": 2})),
+    no_table=refusal(lambda: agentgym.make("reasoning_gym:chain_sum", settings="terms=2")),
     altered=refusal(altered),
     foreign_task=refusal(lambda: agentgym.make("reasoning_gym:chain_sum").init(agentgym.Task("x"))),
 )

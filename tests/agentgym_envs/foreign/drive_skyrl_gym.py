@@ -111,6 +111,7 @@ report(
     golds=golds(),
     checks={name: check_env(f"skyrl_gym:{name}") for name in ("gsm8k", "gsm8k_multi_turn")},
     unknown=refusal(lambda: agentgym.make("skyrl_gym:gsm9k")),
+    no_split=refusal(lambda: spec_of("skyrl_gym:aime", data="aime-{split}.jsonl").tasks("test")),
     no_tasks=refusal(lambda: agentgym.make("skyrl_gym:aime").reset(seed=0)),
     refused=played(spec_of("skyrl_gym:text2sql"), Task("t", (ASK,), "1"), ["x"]),
 )
