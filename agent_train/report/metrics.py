@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agent_train.algorithms.advantages import has_spread
 from agent_train.algorithms.collapse import CollapseMetrics, health
 from agent_train.report.timeline import LOOP, Timeline
 from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory
@@ -235,7 +236,7 @@ def step_metrics(
     trajectories = [t for group in groups for t in group.trajectories]
     played = [t for t in trajectories if not t.failed]
     rewards = [t.reward for t in played]
-    spreads = [{t.reward for t in group.trajectories if not t.failed} for group in groups]
+    differ = [has_spread([t.reward for t in group.trajectories if not t.failed]) for group in groups]
     tokens = sum(t.sampled_tokens for t in trajectories)
     seconds = {part: clock.seconds.get(part, 0.0) for part in ("rollout", "score", "learn", "sync")}
     sampling = sum(clock.seconds.values()) if ahead else seconds["rollout"]
@@ -248,7 +249,7 @@ def step_metrics(
         episodes=len(played),
         failed=len(trajectories) - len(played),
         retried=_retried(trajectories),
-        mixed_groups=_mean([float(len(spread) > 1) for spread in spreads]),
+        mixed_groups=_mean([float(each) for each in differ]),
         truncated=_mean([float(t.end not in NO_LIMIT) for t in played]),
         sampled_tokens=tokens,
         tokens_per_second=tokens / sampling if sampling else math.nan,

@@ -51,6 +51,12 @@ def test_a_step_in_numbers():
     assert (step.rollout_seconds, step.learn_seconds, step.sync_seconds, step.step_seconds) == (2.0, 1.0, 0.5, 3.5)
 
 
+def test_rewards_that_differ_by_rounding_alone_do_not_mix_a_group():
+    groups = [group("a", [0.1 + 0.2, 0.3]), group("b", [0.3, 0.2])]
+    step = step_metrics(1, groups, clock(), 0, **learned())
+    assert step.mixed_groups == step.health.flat_groups == 0.5, "what is not mixed is flat"
+
+
 def test_the_environment_s_numbers_have_means_over_the_episodes_that_tell_them():
     told = [{"success": 1.0, "dropped": 2.0}, {"success": 0.0, "dropped": 0.0, "doubted": 1.0}]
     played = [replace(episode(f"t{i}"), metrics=metrics) for i, metrics in enumerate(told)]
