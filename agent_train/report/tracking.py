@@ -1,5 +1,6 @@
 """The tracker of a run: takes its measurements, shows them, and keeps them in `metrics.jsonl`."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -73,7 +74,8 @@ class Tracker:
     def close(self) -> None:
         """Take the display down and close the file. May be called twice."""
         self._display.stop()
-        self._out.close()
+        with contextlib.suppress(OSError):  # a line that a full disk did not take, as was told, is tried again
+            self._out.close()
         self.timeline.write()
 
     @property

@@ -112,7 +112,10 @@ def run(config: Config) -> int:
     if code == 0 and summary.curve:
         also_here = [Path(config.trainer.record)] if config.trainer.record else []
         for path in [folder.path / "result.json", *also_here]:
-            write_result(path, config.env.id, config.trainer.seed, summary, shlex.join(command))
+            try:
+                write_result(path, config.env.id, config.trainer.seed, summary, shlex.join(command))
+            except OSError as failure:
+                code, error = 1, f"the run is done, but {path} was not written: {failure}"
     if error:
         print(f"agent-train: error: {error}", file=sys.stderr)
         print(f"agent-train: logs and all that was measured: {folder.path}", file=sys.stderr)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from dataclasses import replace
@@ -194,3 +195,32 @@ def test_the_settings_of_the_folder_stay_as_they_are(tmp_path, monkeypatch):
     folder, _, _ = trained(Parts(config, ([], lost()), ([], None)), monkeypatch)
     assert config == before
     assert not list(folder.path.glob("config.yaml.before*"))
+
+
+@pytest.mark.parametrize("full_at", ["a step", "the end"])
+def test_a_full_disk_ends_the_run_with_its_error(tmp_path, monkeypatch, capsys, full_at):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextlib.asynccontextmanager
+    async def open_parts(config, folder, tracker, checkpoint):
+        tracker.evaluation(0, group("t", [1.0]).trajectories)
+        if full_at == "a step":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (folder.metrics.stat().st_size + 10, limits[1]))
+        tracker.train_step(step_metrics(1, [group("t", [1.0, 0.0])], clock(), 1, **learned()))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        yield None
+
+    async def train(context):
+        pass
+
+    monkeypatch.setattr(run, "open_rl", open_parts)
+    monkeypatch.setattr(run, "train", train)
+    config = settings(tmp_path)
+    try:
+        assert run.run(config) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "agent-train: error: " in said
+    assert "File too large" in said
+    assert ("result.json was not written" in said) == (full_at == "the end")
