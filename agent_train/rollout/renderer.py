@@ -65,7 +65,7 @@ class Renderer:
     """Renders conversations for one tokenizer. RendererError if it has no usable chat template, or no stop token.
 
     `eos_ids` are further ids that end an answer, those of the model's generation config. `end_of_turn` is the token with which the
-    template ends an assistant turn (the eos token where that is no special one), `stop_token_ids` that, the eos token and `eos_ids`.
+    template ends an assistant turn (the eos token where it has no special one), `stop_token_ids` that, the eos token and `eos_ids`.
     """
 
     _plain_arguments = True
@@ -208,9 +208,9 @@ class Renderer:
         _, found, behind = self.text([user("."), assistant(_PROBE), user(".")], answering=False).rpartition(_PROBE)
         if not found:
             raise RendererError("the chat template leaves out what the assistant says")
-        ids = self.encode(behind)
         special = self._special_ids | {*self.tokenizer.added_tokens_decoder}
-        end_of_turn = ids[0] if ids and ids[0] in special else next(iter(stops), None)
+        # Some templates write a line break before it.
+        end_of_turn = next((id for id in self.encode(behind) if id in special), next(iter(stops), None))
         if end_of_turn is None:
             problem = (
                 "the tokenizer has no eos token and the chat template ends an assistant turn with no special token"

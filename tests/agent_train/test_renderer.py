@@ -238,6 +238,19 @@ def test_stop_tokens_are_the_end_of_text_and_the_end_of_turn():
     assert Renderer(tokenizer).stop_token_ids == (tokenizer.convert_tokens_to_ids("<|pad|>"), end)
 
 
+def test_a_line_break_before_the_end_of_a_turn_hides_it_not():
+    tokenizer = train_tokenizer(["x"], 300, 64)
+    tokenizer.eos_token = "<|pad|>"
+    tokenizer.chat_template = """\
+{% for m in messages %}<|{{ m.role }}|>{{ m.content|trim }}{{ '\n' }}<|end|>{% endfor -%}
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+    render = Renderer(tokenizer)
+    assert render.end_of_turn == tokenizer.convert_tokens_to_ids("<|end|>")
+    completion = said(render, "right\n")
+    prompt, _, after = answer(render, [user("go")], completion, user("on"))
+    assert after.ids[: len(prompt.ids) + len(completion)] == prompt.ids + completion
+
+
 def test_what_the_generation_config_says_stops_an_answer_too(tmp_path):
     """As Qwen3's, whose template ends a turn with one token, and whose generation config also has that of the end of text."""
     tokenizer = train_tokenizer(["x"], 300, 64)
