@@ -80,6 +80,9 @@ def run(config: Config) -> int:
     except ConfigError as refused:  # since the settings were looked at, another process came first, say
         print("\n".join(f"agent-train: error: {problem}" for problem in refused.problems), file=sys.stderr)
         return 2
+    except OSError as failure:  # the disk is full, say
+        print(f"agent-train: error: {failure}", file=sys.stderr)
+        return 1
     folder, checkpoint = opened.folder, opened.checkpoint
     os.environ.setdefault("AGENTGYM_RUN", folder.path.name)  # the label of its sandboxes, also in Ray's workers
     if config.trainer.deterministic:

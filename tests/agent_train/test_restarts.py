@@ -197,7 +197,7 @@ def test_the_settings_of_the_folder_stay_as_they_are(tmp_path, monkeypatch):
     assert not list(folder.path.glob("config.yaml.before*"))
 
 
-@pytest.mark.parametrize("full_at", ["a step", "the end"])
+@pytest.mark.parametrize("full_at", ["the start", "a step", "the end"])
 def test_a_full_disk_ends_the_run_with_its_error(tmp_path, monkeypatch, capsys, full_at):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -216,6 +216,8 @@ def test_a_full_disk_ends_the_run_with_its_error(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(run, "open_rl", open_parts)
     monkeypatch.setattr(run, "train", train)
     config = settings(tmp_path)
+    if full_at == "the start":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
         assert run.run(config) == 1
     finally:
