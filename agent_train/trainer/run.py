@@ -19,6 +19,7 @@ from agent_train.learner.actor_group import LearnerError
 from agent_train.learner.determinism import make_deterministic
 from agent_train.learner.roles import VocabularyError
 from agent_train.report.curves import write_result
+from agent_train.report.metrics import Summary
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import RendererError
 from agent_train.trainer.checkpoint import CheckpointError
@@ -27,6 +28,7 @@ from agent_train.trainer.offline.context import open_offline
 from agent_train.trainer.offline.records import DataError
 from agent_train.trainer.resume import OpenRun, go_back, open_run, resume_command
 from agent_train.trainer.rl import StepError, open_rl
+from agent_train.trainer.run_folder import RunFolder
 from agent_train.trainer.warm_start import ExpertError
 from agent_train.weights.sync import WeightSyncError
 from agentgym.rollout.calls import leaving
@@ -113,16 +115,23 @@ def run(config: Config) -> int:
         tracker.note(f"{folder.report} was not written: {failure}")
     stop.done()
     if code == 0 and summary.curve:
-        also_here = [Path(config.trainer.record)] if config.trainer.record else []
-        for path in [folder.path / "result.json", *also_here]:
-            try:
-                write_result(path, config.env.id, config.trainer.seed, summary, shlex.join(command))
-            except OSError as failure:
-                code, error = 1, f"the run is done, but {path} was not written: {failure}"
+        error = _write_results(config, folder, summary, shlex.join(command))
+        code = 1 if error else 0
     if error:
         print(f"agent-train: error: {error}", file=sys.stderr)
         print(f"agent-train: logs and all that was measured: {folder.path}", file=sys.stderr)
     return code
+
+
+def _write_results(config: Config, folder: RunFolder, summary: Summary, command: str) -> str:
+    """Write what came of the run; why that failed, "" if it did not."""
+    also_here = [Path(config.trainer.record)] if config.trainer.record else []
+    for path in [folder.path / "result.json", *also_here]:
+        try:
+            write_result(path, config.env.id, config.trainer.seed, summary, command)
+        except OSError as failure:
+            return f"the run is done, but {path} was not written: {failure}"
+    return ""
 
 
 async def _until_stopped(config: Config, opened: OpenRun, tracker: Tracker, stop: Stop, command: Sequence[str]) -> None:
