@@ -207,6 +207,17 @@ def test_calls_that_the_template_does_not_write_stay_in_the_text_and_are_answere
     assert after.ids[: len(prompt.ids) + len(completion)] == prompt.ids + completion
 
 
+def test_arguments_that_the_template_cannot_write_stay_in_the_text():
+    """As Qwen3-Coder's, which writes the items of an object: else the model's mistake would make the next prompt impossible."""
+    render = with_template("""\
+{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls -%}
+<tool_call>{{ call.function.name }}{% for k, v in call.function.arguments|items %} {{ k }}={{ v }}{% endfor %}</tool_call>
+{%- endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""")
+    right, wrong = (f'<tool_call>{{"name": "calc", "arguments": {given}}}</tool_call>' for given in ('{"x": 1}', '"x"'))
+    assert render.parse(said(render, right))["tool_calls"]
+    assert render.parse(said(render, wrong)) == assistant(wrong)
+
+
 def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day():
     """As Llama 3.2's and gpt-oss's: else the turns of a run that goes on after midnight would belong to other prompts."""
     template = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
