@@ -20,8 +20,10 @@ from agent_train.rollout.places import Places
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import derive_seed
 from agentgym.core.env import Env
+from agentgym.core.executor import name_of
 from agentgym.core.messages import Message
 from agentgym.core.tasks import Task
+from agentgym.core.tracebacks import place_of, text_of_error, traceback_of
 from agentgym.core.trajectory import Group, Tokens, Trajectory
 from agentgym.evaluate.agents import MakePolicy
 from agentgym.policies.base import ByPlayer, EndEpisode, Policy, Reply
@@ -260,16 +262,14 @@ class Sampler:
                 self.engine.close_session()
                 self.places.leave()
 
-        async def play(*given: Any, seed: int | None, **more: Any) -> Trajectory:
+        async def play(*given: Any, **more: Any) -> Trajectory:
             if self.places.short(order):
                 self.engine.close_session()  # meanwhile no batch waits for this one
                 try:
                     await self.places.exchange(order)
                 finally:
                     self.engine.open_session()
-            trajectory = await self.play(*given, seed=seed, **more)
-            trajectory.seed = seed  # the journal knows it by this, whatever plays it
-            return trajectory
+            return await self._played(*given, **more)
 
         losses = await self._losses()
         trajectories = await run_many(
@@ -285,6 +285,22 @@ class Sampler:
         )
         await self._raise_common_cause([t for t in trajectories if t.failed], len(trajectories), losses)
         return trajectories
+
+    async def _played(
+        self, env: Env, policy: Policy, task: Task, *, seed: int | None, sample: int, **more: Any
+    ) -> Trajectory:
+        """One episode. It has failed if a rollout of the user's own raises or returns another thing."""
+        try:
+            trajectory = await self.play(env, policy, task, seed=seed, sample=sample, **more)
+            if not isinstance(trajectory, Trajectory):
+                raise TypeError(f"a rollout returns a Trajectory, not {type(trajectory).__name__}")
+        except Exception as error:
+            place = f" ({found})" if (found := place_of(error)) else ""
+            why = f"env.rollout failed for task {task.id!r}: {type(error).__name__}: {text_of_error(error)}{place}"
+            trajectory = Trajectory(f"{task.id}/{sample}", name_of(env), task.id, sample, end="error", error=why)
+            trajectory.metadata["traceback"] = traceback_of(error)
+        trajectory.seed = seed  # the journal knows it by this, whatever plays it
+        return trajectory
 
     def _policy(self, sampling: Sampling, journal: Journal, episode: Episode) -> Policy:
         if self.agents is not None:

@@ -25,6 +25,7 @@ from agentgym.core.messages import user
 from agentgym.core.registration import make, spec
 from agentgym.core.tasks import Task
 from agentgym.policies.base import EndEpisode
+from agentgym.rollout.episode import run_episode
 from agentgym_envs.games.frozen_lake import FrozenLake
 
 SAMPLING = Sampling(max_tokens=6, temperature=0.8)
@@ -192,6 +193,20 @@ def test_an_environment_that_fails_costs_its_own_trajectory(engine, renderer):
     assert not any(t.failed for t in whole.trajectories)
     assert len(broken.trajectories) == len(whole.trajectories) == 3
     assert sampled([whole]) == sampled(play(engine, renderer, problems)[1:])
+
+
+@pytest.mark.parametrize("fault", ["raises", "returns nothing"])
+def test_a_rollout_of_ones_own_that_fails_costs_its_own_trajectory(engine, renderer, fault):
+    async def mine(env, policy, task, *, sample, **more):
+        if sample == 1 and fault == "raises":
+            raise KeyError("no such thing")
+        return None if sample == 1 else await run_episode(env, policy, task, sample=sample, **more)
+
+    (group,) = play(engine, renderer, tasks(1), group_size=3, play=mine)
+    assert [t.failed for t in group.trajectories] == [False, True, False]
+    words = {"raises": "KeyError: 'no such thing' (test_generator.py:", "returns nothing": "not NoneType"}[fault]
+    assert f"env.rollout failed for task {group.task_id!r}: " in group.trajectories[1].error
+    assert words in group.trajectories[1].error
 
 
 def test_a_dead_engine_fails_every_trajectory_and_then_the_rollout(engine, renderer):
