@@ -77,9 +77,9 @@ def _about(spec: EnvSpec) -> dict[str, Any]:
     try:
         env: Any = spec.make()
         facts = facts_of(spec, env)
-    except Exception as error:  # so does every session; the list has the other environments
-        return {"error": f"{type(error).__name__}: {error}"[:2000]}
-    with contextlib.suppress(Exception):  # it may close only what `init` makes, and sessions do not mind either
+    except BaseException as error:  # so does every session; the list has the other environments
+        return {"error": f"{type(error).__name__}: {text_of_error(error)}"[:2000]}
+    with contextlib.suppress(BaseException):  # it may close only what `init` makes, and sessions do not mind either
         close_unused(env)
     return facts
 

@@ -121,6 +121,13 @@ class NotMade(Faulty):
         raise OSError("there is no such database")
 
 
+class Leaving(Faulty):
+    """Ends its process as it is made."""
+
+    def __init__(self):
+        raise SystemExit("it needs a licence")
+
+
 class Toolless(Faulty):
     """Cannot say which tools it has."""
 

@@ -45,7 +45,7 @@ def test_environments_and_tasks_are_listed_by_page():
 
 
 def test_one_environment_that_fails_does_not_hide_the_others():
-    names = ("Faulty", "NotMade", "Toolless", "OpenedByInit")
+    names = ("Faulty", "NotMade", "Leaving", "Toolless", "OpenedByInit")
 
     async def look():
         async with serving(envs={name: f"service_faults:{name}" for name in names}) as server, browsing(server) as http:
@@ -53,6 +53,7 @@ def test_one_environment_that_fails_does_not_hide_the_others():
 
     told = asyncio.run(look())
     assert told["NotMade"]["error"] == "OSError: there is no such database"
+    assert told["Leaving"]["error"] == "SystemExit: it needs a licence"
     assert told["Toolless"]["error"] == "LookupError: there is no list of tools"
     assert told["OpenedByInit"]["tools"] == told["Faulty"]["tools"] == []
 
