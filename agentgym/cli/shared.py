@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import shlex
@@ -54,8 +53,6 @@ def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
             raise UsageError(str(error)) from error
         remedy = f"the package in the folder {id} is not installed: pip install -e {shlex.quote(project)}"
         raise UsageError(f"{error}; {remedy}") from error
-    except SyntaxError as error:
-        raise UsageError(f"{id}: {error.filename}:{error.lineno}: {error.msg}") from error
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -63,6 +60,7 @@ def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
 def _in_file(named: str) -> str:
     """`module:Class` of `file.py:Class`, or of `file.py` if it defines one environment."""
     from agentgym.core.env import Env
+    from agentgym.core.extensions import imported
 
     path, _, name = named.partition(":")
     file = Path(path)
@@ -77,7 +75,7 @@ def _in_file(named: str) -> str:
         folder = folder.parent
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    module = importlib.import_module(".".join(parts))
+    module = imported(".".join(parts), path)
     if Path(module.__file__ or "").resolve() != file.resolve():
         raise UsageError(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
     if not name:

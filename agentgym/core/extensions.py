@@ -8,17 +8,26 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
+from agentgym.core.tracebacks import place_of, text_of_error
 from agentgym.core.usage_error import nearest
 
 PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+def imported(module: str, path: str) -> Any:
+    """The module that a path names. Raises ImportError, also for what the module's own code raises."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        why = text_of_error(error)
+        if not isinstance(error, ImportError):
+            why = f"{type(error).__name__}: {getattr(error, 'msg', why)} ({place_of(error)})"
+        raise ImportError(f"cannot import module {module!r} of {path!r}: {why}") from error
+
+
 def import_path(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"cannot import module {module!r} of {path!r}: {error}") from error
+    found = imported(module, path)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ImportError(f"module {module!r} has no {attribute!r} ({path!r})")

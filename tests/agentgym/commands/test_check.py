@@ -89,7 +89,13 @@ def test_json_is_the_only_thing_on_standard_output(here, capsys):
         ("{here}:Sond", "has no 'Sond'"),
         ("{here}.py", "defines Sound, Fails, Stuck: write {here}.py:Sound"),
         ("nowhere.py", "nowhere.py: there is no such file"),
-        ("broken.py:Env", "broken.py:1: "),
+        ("broken.py:Env", "SyntaxError: invalid syntax (broken.py:1)"),
+        (
+            "slip.py",
+            "cannot import module 'slip' of 'slip.py': NameError: name 'Evn' is not defined (slip.py:3 in <module>)",
+        ),
+        ("slip:Slip", "cannot import module 'slip' of 'slip:Slip': NameError: name 'Evn' is not defined (slip.py:3 in"),
+        ("leaves:Env", "cannot import module 'leaves' of 'leaves:Env': SystemExit: 1 (leaves.py:1 in <module>)"),
         ("uninstalled", "the folder uninstalled is not installed: pip install -e uninstalled"),
         ("gymnasium:FrozenLak-v1", "Did you mean: `FrozenLake`"),
         ("needy.py:Needy", "No module named 'nowhere_to_be_found'"),
@@ -97,6 +103,8 @@ def test_json_is_the_only_thing_on_standard_output(here, capsys):
 )
 def test_what_cannot_be_found_is_one_line_and_exit_code_2(here, named, words, tmp_path, capsys):
     (tmp_path / "broken.py").write_text("def (:\n")
+    (tmp_path / "slip.py").write_text("from agentgym import Env\n\nclass Slip(Evn):\n    pass\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(1)\n")
     (tmp_path / "needy.py").write_text(
         textwrap.dedent("""
             from agentgym import Env
