@@ -81,7 +81,7 @@ MBPP = (
     *("algorithm=grpo", "algorithm.group_size=8", "algorithm.filter.name=spread"),
     *("trainer.groups_per_step=16", "trainer.steps=12", "trainer.save_every=2"),
     *("learner.workers=2", "learner.shared_prefix=true", "learner.microbatch_tokens=1024", "learner.head_chunk=256"),
-    *("trainer.eval_episodes=200", "trainer.eval_every=8"),
+    *("learner.gradient_checkpointing=false", "trainer.eval_episodes=200", "trainer.eval_every=8"),
 )
 MBPP_IMITATION = (
     *("sft.episodes=374", "sft.mistakes=0", "sft.batch_rows=16", "sft.lr=2e-4"),
@@ -206,7 +206,8 @@ def draw(game: str, out: Path) -> None:
         records = records_of(curve, out)
         if curve.game == game and records:
             points, band = mean_curve(records)
-            series.append(Series(f"{curve.name}, {len(records)} seeds", points, band))
+            count = "1 seed" if len(records) == 1 else f"{len(records)} seeds"
+            series.append(Series(f"{curve.name}, {count}", points, band))
     if series:
         picture = curves_svg(series, f"{game}: mean, least and most of the seeds")
         (out / f"{game}.svg").write_text(picture, encoding="utf-8")
