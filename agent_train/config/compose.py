@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,16 @@ from agentgym.core.usage_error import closest, more_words
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
+# What other toolkits call our settings, where no rule of spelling would find them: the last part of their keys.
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "actor_lr"), "learner.lr"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "trainer.groups_per_step"),
+    **dict.fromkeys(("num_generations", "n_samples_per_prompt", "rollouts_per_example"), "algorithm.group_size"),
+    **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_response_length"), "sampling.max_tokens"),
+    **dict.fromkeys(("kl_coef", "kl_loss_coef"), "algorithm.kl.coef"),
+    **dict.fromkeys(("model_path", "model_name_or_path"), "model.path"),
+    **dict.fromkeys(("max_steps", "total_training_steps"), "trainer.steps"),
+}
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 KINDS |= {list[str]: "a list, as in [A,B]", list[int]: "a list, as in [12,20]"}
@@ -206,9 +216,23 @@ def _check_key(key: str) -> None:
         return
     if inside := [known for known in keys if known.startswith(f"{key}.")]:
         raise ConfigError(f"{key!r} is a section: set one of its keys: {', '.join(inside)}")
-    same_leaf = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    guess = " or ".join(more_words(key, keys) or same_leaf) or closest(key, keys)
-    raise ConfigError(f"unknown key {key!r}: did you mean {guess}?")
+    raise ConfigError(f"unknown key {key!r}: did you mean {' or '.join(_meant(key, keys))}?")
+
+
+def _meant(key: str, keys: Iterable[str]) -> list[str]:
+    """What an unknown key may stand for: a name of other toolkits, a longer or shorter form, one with more words, or the most alike."""
+    section, _, name = key.rpartition(".")
+    leaves = [(known, *known.rpartition(".")[::2]) for known in keys]
+    if name in ELSEWHERE:
+        return [ELSEWHERE[name]]
+    forms = [k for k, of, leaf in leaves if of == section and min(len(name), len(leaf)) > 2 and _begins(name, leaf)]
+    same = [k for k, _, leaf in leaves if leaf == name or (not section and len(name) > 2 and leaf.startswith(name))]
+    shortest = sorted(same, key=lambda known: len(known.rpartition(".")[2]))
+    return forms or more_words(key, keys) or shortest or [closest(key, keys)]
+
+
+def _begins(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 def _known_choice(group: str, name: str, names: Sequence[str]) -> str:

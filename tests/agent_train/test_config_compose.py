@@ -8,6 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agent_train.config.compose import (
+    ELSEWHERE,
     GROUPS,
     choices,
     compose,
@@ -102,6 +103,10 @@ def test_null_and_paths_are_values():
         (["+env=sokoban", "trainer.stps=3"], ["'trainer.stps'", "trainer.steps"]),
         (["+env=sokoban", "lr=3"], ["'lr'", "learner.lr or critic.lr or sft.lr"]),
         (["+env=sokoban", "trianer.steps=3"], ["'trianer.steps'", "trainer.steps"]),
+        (["+env=sokoban", "trainer.step=9"], ["'trainer.step'", "did you mean trainer.steps?"]),
+        (["+env=sokoban", "step=9"], ["'step'", "did you mean trainer.steps or "]),
+        (["+env=sokoban", "learning_rate=1"], ["'learning_rate'", "did you mean learner.lr?"]),
+        (["+env=sokoban", "model_path=here"], ["'model_path'", "did you mean model.path?"]),
         (["+env=sokoban", "engine=vlm"], ["engine=vlm", "did you mean engine=vllm", "embedded"]),
         (["+env=sokoban", "algorithm=GSPO"], ["algorithm=GSPO", "did you mean algorithm=gspo?"]),
         (["+env=sokoban", "algorithm=drgpro"], ["algorithm=drgpro", "did you mean algorithm=drgrpo"]),
@@ -220,3 +225,8 @@ def test_keys_of_the_settings_have_their_types():
     assert keys["trainer.steps"].kind is int
     assert keys["model.tiny.hidden"].kind is int
     assert "trainer" not in keys
+
+
+def test_what_other_toolkits_call_a_setting_is_not_one_of_ours_and_stands_for_one():
+    assert set(ELSEWHERE.values()) <= set(settings())
+    assert not {key.rpartition(".")[2] for key in settings()} & set(ELSEWHERE)
