@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -219,20 +219,20 @@ def _check_key(key: str) -> None:
     raise ConfigError(f"unknown key {key!r}: did you mean {' or '.join(_meant(key, keys))}?")
 
 
-def _meant(key: str, keys: Iterable[str]) -> list[str]:
+def _meant(key: str, keys: Collection[str]) -> list[str]:
     """What an unknown key may stand for: a name of other toolkits, a longer or shorter form, one with more words, or the most alike."""
     section, _, name = key.rpartition(".")
-    leaves = [(known, *known.rpartition(".")[::2]) for known in keys]
-    if name in ELSEWHERE:
-        return [ELSEWHERE[name]]
-    forms = [k for k, of, leaf in leaves if of == section and min(len(name), len(leaf)) > 2 and _begins(name, leaf)]
-    same = [k for k, _, leaf in leaves if leaf == name or (not section and len(name) > 2 and leaf.startswith(name))]
-    shortest = sorted(same, key=lambda known: len(known.rpartition(".")[2]))
+    leaf_of = {known: known.rpartition(".")[2] for known in keys}
+    if ours := ELSEWHERE.get(name):
+        beside = f"{section}.{leaf_of[ours]}"
+        return [beside if beside in keys else ours]
+    long = [known for known, leaf in leaf_of.items() if min(len(name), len(leaf)) > 2]
+    near = [known for known in long if known.rpartition(".")[0] == section]
+    forms = [known for known in near if leaf_of[known].startswith(name) or name.startswith(leaf_of[known])]
+    same = [known for known, leaf in leaf_of.items() if leaf == name]
+    same += [known for known in long if not section and leaf_of[known].startswith(name) and known not in same]
+    shortest = sorted(same, key=lambda known: len(leaf_of[known]))
     return forms or more_words(key, keys) or shortest or [closest(key, keys)]
-
-
-def _begins(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
 
 
 def _known_choice(group: str, name: str, names: Sequence[str]) -> str:

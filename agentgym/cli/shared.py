@@ -60,7 +60,7 @@ def spec_of(id: str, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
 def _in_file(named: str) -> str:
     """`module:Class` of `file.py:Class`, or of `file.py` if it defines one environment."""
     from agentgym.core.env import Env
-    from agentgym.core.extensions import imported
+    from agentgym.core.extensions import import_module
 
     path, _, name = named.partition(":")
     file = Path(path)
@@ -75,7 +75,7 @@ def _in_file(named: str) -> str:
         folder = folder.parent
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    module = imported(".".join(parts), path)
+    module = import_module(".".join(parts), path)
     if Path(module.__file__ or "").resolve() != file.resolve():
         raise UsageError(f"{path}: the module {module.__name__!r} is another file, {module.__file__}: rename yours")
     if not name:

@@ -14,7 +14,7 @@ from agentgym.core.usage_error import nearest
 PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def imported(module: str, path: str) -> Any:
+def import_module(module: str, path: str) -> Any:
     """The module that a path names. Raises ImportError, also for what the module's own code raises."""
     try:
         return importlib.import_module(module)
@@ -27,7 +27,7 @@ def imported(module: str, path: str) -> Any:
 
 def import_path(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    found = imported(module, path)
+    found = import_module(module, path)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ImportError(f"module {module!r} has no {attribute!r} ({path!r})")

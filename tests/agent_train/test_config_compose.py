@@ -106,6 +106,7 @@ def test_null_and_paths_are_values():
         (["+env=sokoban", "trainer.step=9"], ["'trainer.step'", "did you mean trainer.steps?"]),
         (["+env=sokoban", "step=9"], ["'step'", "did you mean trainer.steps or "]),
         (["+env=sokoban", "learning_rate=1"], ["'learning_rate'", "did you mean learner.lr?"]),
+        (["+env=sokoban", "sft.learning_rate=1"], ["did you mean sft.lr?"]),
         (["+env=sokoban", "model_path=here"], ["'model_path'", "did you mean model.path?"]),
         (["+env=sokoban", "engine=vlm"], ["engine=vlm", "did you mean engine=vllm", "embedded"]),
         (["+env=sokoban", "algorithm=GSPO"], ["algorithm=GSPO", "did you mean algorithm=gspo?"]),
