@@ -17,8 +17,9 @@ from agentgym.evaluate.store import cells_of, effective, read_run
 COMMAND = str(Path(sys.executable).with_name("agentgym"))
 # Every environment that is registered when `agentgym_envs` alone is installed.
 ENVS = (
-    *("code_humaneval", "code_mbpp", "countdown", "frozen_lake", "gsm8k", "gsm8k_python", "gsm8k_tool", "math_python"),
-    *("gsm8k_team", "reference_game", "search", "sokoban", "sql", "tic_tac_toe", "tic_tac_toe_self", "wordle"),
+    *("code_humaneval", "code_mbpp", "countdown", "frozen_lake", "gsm8k", "gsm8k_python", "gsm8k_tool", "guess_number"),
+    *("gsm8k_team", "math_python", "reference_game", "search", "sokoban", "sql", "tic_tac_toe", "tic_tac_toe_self"),
+    "wordle",
 )
 RUN_SECONDS = 240.0  # longer than any run here takes on a busy machine
 # What differs between two runs of the same episodes: their names, and what time it took. Requests come with retries.

@@ -23,7 +23,7 @@ from agentgym_envs import games as games_package
 from agentgym_envs import register_all
 from agentgym_envs.games.grid import least_form
 
-GAMES = ("frozen_lake", "sokoban", "wordle", "tic_tac_toe")
+GAMES = ("frozen_lake", "sokoban", "wordle", "guess_number", "tic_tac_toe")
 OF_PLAYERS = ("tic_tac_toe_self", "reference_game")  # which have more tests of their own
 register_all()
 
