@@ -42,6 +42,9 @@ class NotOpened(Exception):
     absent: bool = False  # nothing listens there
     broken: bool = False  # the server itself reports a failure, not a proxy before a restarting one (502, 504)
 
+    def __str__(self) -> str:
+        return self.why
+
 
 @dataclass
 class Hello:
@@ -58,7 +61,8 @@ class Hello:
             if "error" in record:
                 code, message = str(record["error"].get("code")), record["error"].get("message")
                 wait = 1.0 if code in (frames.CAPACITY, frames.DRAINING) else None
-                raise NotOpened(f"{code}: {message}", wait, lasting=code == frames.RESUME_REFUSED)
+                lasting, broken = code == frames.RESUME_REFUSED, code == frames.ENV_ERROR
+                raise NotOpened(f"{code}: {message}", wait, lasting=lasting, broken=broken)
             if record["protocol"] != frames.PROTOCOL:
                 why = f"it speaks protocol {record['protocol']!r:.20}, this client {frames.PROTOCOL}: update the older"
                 raise NotOpened(why, lasting=True)

@@ -68,11 +68,12 @@ def test_the_episode_says_what_happened_and_where() -> None:
         asyncio.run(play(f"{server.url}/faulty"))
 
 
-def test_an_environment_that_cannot_be_made_says_so() -> None:
+def test_an_environment_that_cannot_be_made_says_so_after_a_few_tries() -> None:
     async def play(url: str) -> None:
-        env: Any = await asyncio.to_thread(agentgym.make, url, patience=0.5)
-        with pytest.raises(Unavailable, match="there is no such database"):
-            await env.reset(seed=1)
+        env: Any = await asyncio.to_thread(agentgym.make, url, patience=600.0)
+        words = r"ENV_ERROR: making the environment failed: OSError: there is no such database$"
+        with pytest.raises(Unavailable, match=words):
+            await asyncio.wait_for(env.reset(seed=1), 60)
 
     with served(specs={"faulty": faulty("NotMade")}, limits=QUICK) as server:
         asyncio.run(play(f"{server.url}/faulty"))
