@@ -25,6 +25,7 @@ def what_runs(config: Config) -> Rows:
         return [*_data(config), _model(config), ("learner", _learner(config)), ("files", _files(config))]
     updates, every = _count(config.algorithm.updates_per_step, "update"), _count(config.trainer.eval_every, "step")
     held_out = min(config.trainer.eval_episodes, len(env_spec(config).tasks(config.env.test_split)))
+    held_out *= config.trainer.eval_samples
     evaluation = f"{_count(held_out, 'held-out episode')} before the first step, every {every} and after the last"
     rows = [
         *_tasks(config),

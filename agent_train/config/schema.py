@@ -389,7 +389,8 @@ class TrainerConfig:
     )
     seed: int = setting(0, "seed of all random draws", bounds=f"[0, {2**63})")
     eval_every: int = setting(10, "steps between evaluations; also at the start and the end")
-    eval_episodes: int = setting(200, "held-out tasks of an evaluation, each played once")
+    eval_episodes: int = setting(200, "held-out tasks of an evaluation")
+    eval_samples: int = setting(1, "episodes of each of these tasks")
     save_every: int = setting(10, "steps between checkpoints; also at the start and the end")
     keep_checkpoints: int = setting(3, "newest checkpoints that are kept")
     dump: list[int] = setting(

@@ -225,12 +225,13 @@ class Sampler:
         episodes = [Episode(task, 0, derive_seed(self.seed, "greedy", step, n)) for n, task in enumerate(tasks)]
         return await self._play(episodes, greedy, step, on_end, journal)
 
-    async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None) -> list[Trajectory]:
-        """Play each held-out task once, in order, with the same seeds in every evaluation of a run. Raises as `collect`.
+    async def evaluate(self, tasks: Sequence[Task], on_end: OnEnd | None = None, samples: int = 1) -> list[Trajectory]:
+        """Play all held-out tasks in order, `samples` times, with the same seeds in every evaluation of a run. Raises as `collect`.
 
         No turn of it is on disk: a run that goes back measures other weights.
         """
-        episodes = [Episode(task, 0, derive_seed(self.seed, "eval", n)) for n, task in enumerate(tasks)]
+        numbered = enumerate(list(tasks) * samples)
+        episodes = [Episode(task, n // len(tasks), derive_seed(self.seed, "eval", n)) for n, task in numbered]
         return await self._play(episodes, self.sampling, -1, on_end)
 
     async def _play(

@@ -145,9 +145,11 @@ class RlContext(TrainerContext):
         """Play the held-out tasks with the present weights."""
         if self.past is not None:
             await self.past.meet(0)  # the same in every evaluation
+        samples = self.config.trainer.eval_samples
         tasks = self.test_tasks.take(self.config.trainer.eval_episodes)
-        self.tracker.activity(f"evaluating on {len(tasks)} held-out tasks")
-        trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended)
+        times = f", {samples} episodes of each" if samples > 1 else ""
+        self.tracker.activity(f"evaluating on {len(tasks)} held-out tasks{times}")
+        trajectories = await self.sampler.evaluate(tasks, self.tracker.episode_ended, samples)
         write_jsonl(self.folder.episodes("eval", step), trajectories)
         self.tracker.evaluation(step, trajectories)
         if all(trajectory.failed for trajectory in trajectories):

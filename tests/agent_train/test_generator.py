@@ -229,6 +229,16 @@ def test_evaluation_plays_each_task_once_and_the_same_way_each_time(engine, rend
     ]
 
 
+def test_evaluation_in_several_samples_begins_with_the_one_and_goes_on_with_others(engine, renderer):
+    problems = spec("frozen_lake").tasks("test").take(3)
+    sampler = Sampler(lake, engine, renderer, SAMPLING, seed=5)
+    once, twice = (asyncio.run(sampler.evaluate(problems, samples=samples)) for samples in (1, 2))
+    assert [t.id for t in twice] == [f"{task.id}/{sample}" for sample in (0, 1) for task in problems]
+    told = [[m["content"] for m in t.messages()] for t in twice]
+    assert told[:3] == [[m["content"] for m in t.messages()] for t in once]
+    assert told[:3] != told[3:]
+
+
 def test_a_conversation_that_does_not_fit_ends_by_context(folder, renderer):
     engine = EmbeddedEngine(folder, 60)
     policy = TokenPolicy(engine, renderer, SAMPLING, seed=1)
