@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError, safe_load
 
 from agent_train.cluster.placement import visible_gpus
 from agent_train.config.model_folder import context_of, is_tiny
@@ -105,6 +105,9 @@ def _literal(value: Any) -> Any:
 def config_from_yaml(text: str) -> Config:
     """The reverse of `to_yaml`: keys that are left out keep their defaults."""
     try:
+        given = safe_load(text)
+        if not isinstance(given, dict | None):
+            raise ConfigError(f"not a YAML of settings: {given!r:.80}")
         with _explained():
             config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text)))
     except ConfigError:

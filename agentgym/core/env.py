@@ -113,9 +113,12 @@ class Env(gymnasium.Env[Observation, Action]):
 
     def __init__(self, tasks: TaskSet | None = None, max_turns: int | None = None, render_mode: str | None = None):
         if max_turns is not None:
-            if max_turns < 1:
-                raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+            if not isinstance(max_turns, numbers.Real) or not max_turns >= 1:
+                raise ValueError(f"max_turns must be a number of at least 1, not {max_turns!r:.50}")
             self.max_turns = max_turns
+        if tasks is not None and not hasattr(tasks, "shuffled"):  # its module imports this one
+            what = f"tasks must be a TaskSet, not a {type(tasks).__name__}"
+            raise TypeError(f"{what}; agentgym eval plays tasks by their ids with --task")
         self.observation_space = MessagesSpace()
         self.action_space = ActionSpace()
         self.render_mode = render_mode
@@ -212,7 +215,10 @@ class Env(gymnasium.Env[Observation, Action]):
         self, observation: str | Observation, reward: float = 0.0, terminated: bool = False, **info: Any
     ) -> Step:
         """End a step: Gymnasium's five values, with `truncated` set when the turns are used up."""
-        truncated = not terminated and self.turn >= self.max_turns
+        most: Any = self.max_turns
+        if not isinstance(most, numbers.Real):
+            raise ValueError(f"{type(self).__name__}.max_turns must be a number of at least 1, not {most!r:.50}")
+        truncated = not terminated and self.turn >= most
         self.running = not (terminated or truncated)
         messages = [user(observation)] if isinstance(observation, str) else observation
         return messages, float(reward), terminated, truncated, info

@@ -210,7 +210,8 @@ def test_yaml_that_leaves_keys_out_keeps_their_defaults():
         ("trainer:\n  stps: 3\n", ["trainer.stps", "did you mean trainer.steps"]),
         ("trainer:\n  steps: many\n", ["trainer.steps", "whole number"]),
         ("trainer: [1, 2]\n", ["TrainerConfig"]),
-        ("[1, 2]", []),
+        ("[1, 2]", ["not a YAML of settings"]),
+        ("42", ["not a YAML of settings: 42"]),
         ("trainer: {", []),
     ],
 )

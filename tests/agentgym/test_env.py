@@ -90,6 +90,29 @@ def test_a_set_without_tasks_has_none_to_draw():
         Env(tasks=TaskSet([], name="mine/train")).reset(seed=0)
 
 
+def test_a_task_set_is_no_list_as_a_command_line_would_give():
+    with pytest.raises(TypeError, match="tasks must be a TaskSet, not a list"):
+        Env(tasks=["t1"])
+
+
+@pytest.mark.parametrize("turns", [0, "3", float("nan")])
+def test_turns_are_a_number_of_at_least_one(turns):
+    with pytest.raises(ValueError, match="max_turns must be a number of at least 1, not"):
+        Env(max_turns=turns)
+
+
+def test_a_class_without_a_number_of_turns_is_told():
+    class Endless(Echo):
+        def __init__(self):
+            super().__init__()
+            self.max_turns = None
+
+    env = Endless()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"Endless\.max_turns must be a number of at least 1, not None"):
+        env.step("hello")
+
+
 def test_an_async_environment_draws_its_task_as_a_plain_one_does():
     async def drawn(env):
         return [(await env.reset(seed=seed))[0] for seed in range(5)]

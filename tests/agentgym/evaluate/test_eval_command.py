@@ -235,6 +235,7 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["--resume", "gone", "--base-url", "http://127.0.0.1:2"], "leave out --base-url"),
         (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
+        (["frozen_lake", "--policy", "expert", "--kwargs", '{"tasks": ["a"]}'], "tasks must be a TaskSet, not a list"),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
         (["test/parity", "--polcy", "expert"], "did you mean --policy?"),
