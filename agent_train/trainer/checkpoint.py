@@ -161,11 +161,18 @@ class Checkpoints:
 
     async def _give_up(self, step: int, folder: Path, failed: str) -> None:
         """Remove the folder, and tell why. The free space is told because torch's writer can hide that the disk was full."""
-        free = await asyncio.to_thread(_free_megabytes, folder)
+        free = await asyncio.to_thread(_free_megabytes, self.run.checkpoints)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         newest = self.run.latest_checkpoint()
         stays = f"the newest is {newest.name}" if newest else "there is none yet"
         self._failed = f"the checkpoint of step {step} was not saved ({failed}{free}): {stays}"
+        whole = self.run.checkpoints / _name(step)
+        if whole.is_dir():  # what failed came after
+            named = f"the file latest names {newest.name if newest else 'none'}"
+            but = "what it replaces was not removed" if newest == whole else named
+            self._failed = (
+                f"the checkpoint of step {step} was saved, and a resumed run finds it; but {but} ({failed}{free})"
+            )
         self.note(self._failed)
 
 

@@ -249,6 +249,33 @@ def test_a_save_that_fails_is_told_and_leaves_what_was_there(run):
     assert names(run) == ["latest", "step-000007"]
 
 
+@pytest.mark.parametrize(
+    ("owner", "fails", "but"),
+    [
+        (module, "write_text", "the file latest names step-000005"),
+        (RunFolder, "forget_turns", "what it replaces was not removed"),
+    ],
+)
+def test_a_failure_after_a_checkpoint_is_in_place_does_not_call_it_unsaved(run, monkeypatch, owner, fails, but):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    saved(run, 5)
+
+    async def story() -> list[str]:
+        notes = []
+        async with Checkpoints(run, 1, 60, notes.append) as checkpoints:
+            monkeypatch.setattr(owner, fails, full)
+            await checkpoints.save(Progress(6), [Learner()])
+            with pytest.raises(CheckpointError, match="step 6 was saved"):
+                await checkpoints.finish()
+        return notes
+
+    (note,) = asyncio.run(story())
+    assert f"step 6 was saved, and a resumed run finds it; but {but} ([Errno 28] No space left on device; its" in note
+    assert newest_whole(run)[0].step == 6
+
+
 def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_the_save_alone(run, tmp_path):
     async def story() -> list[str]:
         notes = []
