@@ -165,7 +165,11 @@ class Servers:
     _gone: float | None = None  # since when none runs
 
     def numbers(self, *states: str) -> list[int]:
-        return [number for number, server in enumerate(self.all) if server.state in states]
+        return [server.number for server in self.those(*states)]
+
+    def those(self, *states: str) -> list[Server]:
+        """The servers in these states. One that is started again is another, of the same number."""
+        return [server for server in self.all if server.state in states]
 
     def _move(self, server: Server, state: str, why: str = "") -> bool:
         """Change the health of a server, told with its reason; False if it is not one from which a way leads there."""
@@ -280,47 +284,45 @@ class Servers:
             finally:
                 del server.limits[limit]
 
-    def stand_still(self, numbers: Sequence[int]) -> None:
+    def stand_still(self, servers: Sequence[Server]) -> None:
         """The requests to these are not answered until they `serve`."""
-        for limits in (self.all[number].limits for number in numbers):
-            for limit, left in limits.items():
+        for server in servers:
+            for limit, left in server.limits.items():
                 if left is None and not limit.expired():
-                    limits[limit] = (limit.when() or 0.0) - _now()
+                    server.limits[limit] = (limit.when() or 0.0) - _now()
                     limit.reschedule(None)
 
-    def outdate(self, numbers: Sequence[int]) -> None:
+    def outdate(self, servers: Sequence[Server]) -> None:
         """Other weights come, to these alone."""
         for server in self.all:
             server.loaded = False
-            if server.number not in numbers and server.state == HEALTHY:
+            if server not in servers and server.state == HEALTHY:
                 self._move(server, STALE, "others get new weights")
 
-    def serve(self, numbers: Sequence[int]) -> None:
+    def serve(self, servers: Sequence[Server]) -> None:
         """These have the present weights."""
-        for server in (self.all[number] for number in numbers):
+        for server in servers:
             server.loaded = True
-            self._rests.pop(server.number, None)
-            self._move(server, HEALTHY, "it has the present weights" if server.why else "")
+            if self._move(server, HEALTHY, "it has the present weights" if server.why else ""):
+                self._rests.pop(server.number, None)
             server.why = ""
             for limit, left in server.limits.items():
                 if left is not None and not limit.expired():
                     server.limits[limit] = None
                     limit.reschedule(_now() + left)
 
-    def spoil(self, numbers: Sequence[int], why: str) -> None:
+    def spoil(self, servers: Sequence[Server], why: str) -> None:
         """These may have mixed weights."""
-        for server in self.all:
-            if server.number in numbers:
-                self._move(server, STALE, why)
+        for server in servers:
+            self._move(server, STALE, why)
 
     # ---- failures
 
-    async def of_all(self, numbers: Sequence[int], ask: Callable[[Server], Awaitable[T]]) -> list[T]:
+    async def of_all(self, servers: Sequence[Server], ask: Callable[[Server], Awaitable[T]]) -> list[T]:
         """What each of these servers answers, each within limits of its own.
 
         After a failure those are dead that did not answer; if all did, those that failed where others did not. Raises EngineError.
         """
-        servers = [self.all[number] for number in numbers]
         ends = await asyncio.gather(*map(ask, servers), return_exceptions=True)
         failed = {server: end for server, end in zip(servers, ends, strict=True) if isinstance(end, BaseException)}
         if not failed:
@@ -393,7 +395,7 @@ class Servers:
             if why:
                 self._lose(server, why)
 
-        await asyncio.gather(*(find(self.all[number]) for number in self.numbers(*RUNNING)))
+        await asyncio.gather(*map(find, self.those(*RUNNING)))
         return self.losses
 
     def _lose(self, server: Server, why: str) -> None:

@@ -97,7 +97,7 @@ class VllmEngine(Engine):
         engine = cls(servers, config, key, adapter_rank)
         try:
             await engine.servers.start(on_progress, first or config.replicas)
-            present = servers.numbers(STALE)
+            present = servers.those(STALE)
             await engine._set_version(present, 0)
             engine.servers.serve(present)
             if config.adaptive and not await engine.loads():
@@ -113,7 +113,7 @@ class VllmEngine(Engine):
 
     @property
     def connected(self) -> bool:
-        present = [self.servers.all[number] for number in self.servers.numbers(HEALTHY, STALE)]
+        present = self.servers.those(HEALTHY, STALE)
         return bool(present) and self._group == present
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
@@ -150,10 +150,10 @@ class VllmEngine(Engine):
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel
         # One that came back since the address was made is in the next group.
-        present = self.servers.numbers(HEALTHY, STALE)[: (address.world_size - address.rank_offset) // step]
-        first = {number: address.rank_offset + place * step for place, number in enumerate(present)}
+        present = self.servers.those(HEALTHY, STALE)[: (address.world_size - address.rank_offset) // step]
+        first = {server.number: address.rank_offset + place * step for place, server in enumerate(present)}
         group = [address.host, address.port, address.world_size]
-        self._group = [self.servers.all[number] for number in present]
+        self._group = present
 
         async def join(server: Server) -> list[list[int]]:
             return await self._rpc(server, "connect_weights", [*group, first[server.number]], CONNECT_SECONDS)
@@ -178,10 +178,10 @@ class VllmEngine(Engine):
         return await self._load("receive_weights", manifest_to_json(manifest), version)
 
     async def fetch_weights(self, folder: str | Path) -> list[dict[str, int]]:
-        present = await self.servers.some(HEALTHY, STALE)
-        self._group = [self.servers.all[number] for number in present]
+        await self.servers.some(HEALTHY, STALE)
+        self._group = self.servers.those(HEALTHY, STALE)
         arguments = [os.fspath(folder), self._keeps]
-        answers = await self._rpc_of_all(present, "fetch_weights", arguments, LOAD_SECONDS)
+        answers = await self._rpc_of_all(self._group, "fetch_weights", arguments, LOAD_SECONDS)
         return [worker for workers in answers for worker in workers]
 
     async def load_fetched(self, version: int) -> dict[str, int]:
@@ -193,7 +193,7 @@ class VllmEngine(Engine):
 
     async def _load(self, method: str, argument: Any, version: int) -> dict[str, int]:
         """Load new weights into the servers of the group by a method of their workers; the checksum of each tensor."""
-        members = [n for n in self.servers.numbers(HEALTHY, STALE) if self.servers.all[n] in self._group]
+        members = [server for server in self.servers.those(HEALTHY, STALE) if server in self._group]
         if not members:
             raise EngineLostError("every vLLM server that takes new weights died")
         async with self._grouped(), self._loading(members, version):
@@ -201,9 +201,10 @@ class VllmEngine(Engine):
 
     async def load_adapter(self, folder: str | Path, version: int) -> dict[str, int]:
         path, before, name = os.fspath(folder), self._adapter, f"adapter-{next(self._adapters)}"
-        present = await self.servers.some(HEALTHY, STALE)
+        await self.servers.some(HEALTHY, STALE)
+        present = self.servers.those(HEALTHY, STALE)
         async with self._loading(present, version, in_flight="end"):
-            had = self.servers.numbers(HEALTHY)
+            had = self.servers.those(HEALTHY)
             sums = await self._checksums(present, "adapter_checksums", path, _RPC_SECONDS, version)
             # A new name each time: vLLM would read an adapter that is loaded in place of another again at every step.
             body = {"lora_name": name, "lora_path": path}
@@ -215,7 +216,7 @@ class VllmEngine(Engine):
             return sums
 
     @asynccontextmanager
-    async def _loading(self, present: list[int], version: int, in_flight: str = "go on") -> AsyncIterator[None]:
+    async def _loading(self, present: Sequence[Server], version: int, in_flight: str = "go on") -> AsyncIterator[None]:
         """Let the block load a version into the servers given, while nothing is generated; then clear caches and raise the version.
 
         New requests wait here, since servers that pause one after another would answer some of them with old weights. Those in
@@ -248,22 +249,20 @@ class VllmEngine(Engine):
             self.servers.spoil(present, f"version {version} was not loaded whole: {error}")
             raise
         finally:
-            for number in present:
-                self.servers.timeline.add(("engine", number), f"loads version {version}", begun)
+            for server in present:
+                self.servers.timeline.add(("engine", server.number), f"loads version {version}", begun)
             self._serving.set()
 
-    async def _clear_caches(self, present: Sequence[int]) -> None:
+    async def _clear_caches(self, present: Sequence[Server]) -> None:
         # Requests in flight are begun again: what is in their cache is of the old weights.
         path = "/reset_prefix_cache?reset_running_requests=true"
         answers = await self._on_all(present, path, None, _RPC_SECONDS, "clearing the prefix cache")
-        for number, answer in zip(present, answers, strict=True):
+        for server, answer in zip(present, answers, strict=True):
             if not answer["success"]:
-                raise EngineError(
-                    f"{self.servers.all[number].url} did not clear its prefix cache: old weights would answer"
-                )
+                raise EngineError(f"{server.url} did not clear its prefix cache: old weights would answer")
 
     async def _checksums(
-        self, present: Sequence[int], method: str, argument: Any, seconds: float, version: int
+        self, present: Sequence[Server], method: str, argument: Any, seconds: float, version: int
     ) -> dict[str, int]:
         """The result of a method on every worker, which must be the same in all."""
         answers = await self._rpc_of_all(present, method, [argument], seconds)
@@ -276,14 +275,13 @@ class VllmEngine(Engine):
         self._serving.clear()
         self._asleep = True
 
-        async def one(number: int) -> None:
-            server = self.servers.all[number]
+        async def one(server: Server) -> None:
             try:
                 await self._post(server, f"/sleep?level={self._sleep_level}", None, LOAD_SECONDS, "falling asleep")
             except EngineError as error:
                 await self.servers.examine(server, error)
 
-        await asyncio.gather(*map(one, self.servers.numbers(HEALTHY)))
+        await asyncio.gather(*map(one, self.servers.those(HEALTHY)))
 
     @property
     def lacks_weights(self) -> bool:
@@ -300,7 +298,7 @@ class VllmEngine(Engine):
         return await self.servers.find_dead()
 
     async def loads(self) -> list[Load]:
-        serving = [self.servers.all[number] for number in self.servers.numbers(HEALTHY)]
+        serving = self.servers.those(HEALTHY)
         asked = (get(self.servers.client, f"{server.url}/metrics", _LIVE_SECONDS) for server in serving)
         told = [dict(_GAUGE.findall(text or "")) for text in await asyncio.gather(*asked)]
         return [Load(int(float(own[_WAITING])), float(own[_CACHE])) for own in told if len(own) == 2]
@@ -319,17 +317,17 @@ class VllmEngine(Engine):
         return list((await self._post(server, "/collective_rpc", body, seconds, method))["results"])
 
     async def _rpc_of_all(
-        self, present: Sequence[int], method: str, arguments: list[Any], seconds: float
+        self, present: Sequence[Server], method: str, arguments: list[Any], seconds: float
     ) -> list[list[Any]]:
         return await self.servers.of_all(present, lambda server: self._rpc(server, method, arguments, seconds))
 
-    async def _set_version(self, present: Sequence[int], version: int) -> None:
+    async def _set_version(self, present: Sequence[Server], version: int) -> None:
         body = {"new_version": str(version)}
         await self._on_all(present, "/update_weight_version", body, _RPC_SECONDS, "raising the weight version")
         self.version = version
 
     async def _on_all(
-        self, present: Sequence[int], path: str, body: dict[str, Any] | None, seconds: float, what: str
+        self, present: Sequence[Server], path: str, body: dict[str, Any] | None, seconds: float, what: str
     ) -> list[Any]:
         return await self.servers.of_all(present, lambda server: self._post(server, path, body, seconds, what))
 

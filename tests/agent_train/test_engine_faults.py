@@ -272,6 +272,23 @@ def test_weights_that_cannot_be_sent_to_a_server_that_came_back_make_the_run_go_
         with_engine(call)
 
 
+def test_a_server_that_is_started_again_while_others_load_weights_is_started_once(with_engine, caplog):
+    async def call(engine):
+        asked = ask(engine)
+        await asyncio.sleep(1)
+        engine.servers.at(1).faults["receive_weights"] = 5.0
+        sending = asyncio.create_task(Sender().send(engine, 2))
+        await asyncio.sleep(1.5)
+        engine.servers.at(0).kill()  # it has the new weights, and comes again before the other has them
+        await sending
+        await asyncio.gather(*asked)
+        await refit(engine, 2)
+        return len(engine.servers.processes), engine.servers.losses
+
+    assert with_engine(call) == (3, 1)
+    assert ways_of(caplog, 0) == ways(HEALTHY, SUSPECT, DEAD, RESTARTING, STALE, HEALTHY)
+
+
 def test_a_server_that_a_step_has_given_its_weights_gets_them_once(with_engine):
     async def call(engine):
         sent = []

@@ -83,7 +83,7 @@ def test_servers_without_room_at_the_start_come_as_soon_as_there_is_some(tmp_pat
         async with two(tmp_path, gpus=1) as both:
             await both.start(None, first=1)
             assert [server.state for server in both.all] == [STALE, DEAD]
-            both.serve([0])
+            both.serve(both.those(STALE))
             both.fill()
             both.fill()
             await asyncio.sleep(1)

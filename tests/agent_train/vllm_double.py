@@ -151,6 +151,8 @@ class Machine(Servers):
 
     async def post(self, client, url, path, body, seconds, what, *, attempts=3) -> Any:
         name = (body or {}).get("method", path.partition("?")[0])
+        if url not in self.processes or asyncio.get_running_loop().time() < self.processes[url].ready:
+            raise ServerFailed(f"{what}: {url} cannot be reached")
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
                 return await self.processes[url].answered(name, body or {})
