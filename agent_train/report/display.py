@@ -1,10 +1,13 @@
 """The console display of a run: a live table on a terminal, one line for each step elsewhere."""
 
+import contextlib
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -27,11 +30,19 @@ UPDATE_COLUMNS = ("gap", "grad norm", "entropy")
 FULL = 0.1  # share of a step's episodes that fill the context: from here on it is told
 
 
-class Display:
-    """The console's side of a tracker. It keeps nothing that is not shown."""
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - inside rich's handler, which would end the process without a word
 
-    def __init__(self, console: Console, title: str, total_steps: int):
-        self.console = console
+
+class Display:
+    """The console's side of a tracker. It keeps nothing that is not shown. By default the console is standard output.
+
+    A run does not end because nobody reads what it shows, or because the disk of its output is full.
+    """
+
+    def __init__(self, console: Console | None, title: str, total_steps: int):
+        self.console = console = console or _Console()
         self._title = title
         self._total = total_steps
         self._rows: deque[dict[str, str]] = deque(maxlen=ROWS)
@@ -66,7 +77,17 @@ class Display:
 
     def say(self, text: str) -> None:
         self._printed = time.monotonic()
-        self.console.print(Text(text), soft_wrap=True, highlight=False)
+        self._print(Text(text), soft_wrap=True, highlight=False)
+
+    def _print(self, shown: RenderableType, **how: Any) -> None:
+        try:
+            self.console.print(shown, **how)
+        except OSError as error:
+            self.console.quiet = True
+            # What is held back would otherwise be tried again as the process ends, and change its exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"agent-train: the run goes on, but nothing more is shown: {error}\n")
 
     def phase(self, name: str, detail: str = "") -> None:
         """Show the current phase. Off a terminal a new name is printed at once, a new detail only now and then."""
@@ -172,7 +193,7 @@ class Display:
             # Relative to the working directory where it lies below it.
             inside = path is not None and path.is_relative_to(Path.cwd())
             table.add_row(name, os.path.relpath(path) if path and inside else str(path or "none"))
-        self.console.print(table)
+        self._print(table)
 
     def _eta(self, metrics: StepMetrics) -> str:
         """Time to the end at the pace since the first step began, evaluations and checkpoints included."""

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from agent_train.report.display import Display
 from agent_train.report.metrics import (
+    HELD_OUT,
     EvalMetrics,
     FileStep,
     HeldOut,
@@ -46,7 +47,7 @@ class Tracker:
         self.run = run
         self._also = also
         self._began = time.monotonic() - elapsed
-        self._display = Display(console or Console(), title=run.name, total_steps=total_steps)
+        self._display = Display(console, title=run.name, total_steps=total_steps)
         # `phase("starting vLLM", "12 s: Loading weights")` and `activity("playing step 3")` show what the run does now, the
         # second within a step; `note` prints a line that stays.
         self.phase, self.activity, self.note = self._display.phase, self._display.activity, self._display.say
@@ -99,6 +100,12 @@ class Tracker:
     def held_out(self, measured: HeldOut) -> None:
         self._append(measured.record())
         self.note(measured.line())
+
+    def measured(self, step: int) -> bool:
+        """Whether the weights of a step were evaluated on held-out tasks, or on the examples of `data.test`."""
+        return any(
+            record["step"] == step and record["kind"] in (EvalMetrics.kind, HELD_OUT) for record in self._records
+        )
 
     def train_step(self, metrics: StepMetrics, played: Sequence[Trajectory] = ()) -> None:
         """Record a step; `played` are its episodes, whose errors are shown."""

@@ -76,6 +76,9 @@ async def _take_steps(context: TrainerContext) -> None:
             await context.measure(0)
         with timeline.span("checkpoint"):
             await context.save(progress)
+    elif progress.step == context.steps and not context.tracker.measured(progress.step):
+        with timeline.span("evaluation"):  # trainer.steps was lowered to a step that is done
+            await context.measure(progress.step)
     while progress.step < context.steps:
         progress = await context.take_step(progress)
         step, is_last = progress.step, progress.step == context.steps

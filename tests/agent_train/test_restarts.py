@@ -17,12 +17,13 @@ from test_resume_folder import save, settings, steps_of
 from agent_train.cluster import files
 from agent_train.cluster.files import RunFiles
 from agent_train.cluster.placement import PlacementError
+from agent_train.config.schema import Config, TrainerConfig
 from agent_train.engine.base import EngineError, EngineLostError
 from agent_train.learner.actor_group import LearnerError, RankLostError
 from agent_train.report.metrics import step_metrics
 from agent_train.report.tracking import Tracker
 from agent_train.trainer import run
-from agent_train.trainer.checkpoint import Progress
+from agent_train.trainer.checkpoint import Checkpoints, Progress
 from agent_train.trainer.loop import TrainerContext, train
 from agent_train.trainer.resume import open_run
 from agent_train.trainer.rl import StepError
@@ -160,6 +161,31 @@ def test_a_rank_that_dies_ends_a_step_that_asks_it_nothing(tmp_path):
         context = Playing(**parts, learners=[DyingRank()], steps=1, resumed=Progress())
         with pytest.raises(RankLostError, match="rank 1 died"):
             asyncio.run(asyncio.wait_for(train(context), 30))
+
+
+class Counting(TrainerContext):
+    """A run of steps that do nothing."""
+
+    async def take_step(self, progress):
+        return replace(progress, step=progress.step + 1)
+
+    async def measure(self, step):
+        self.tracker.evaluation(step, group("t", [1.0]).trajectories)
+
+    async def save(self, progress):
+        pass
+
+
+@pytest.mark.parametrize(("step", "steps", "evaluated"), [(7, 8, [0, 5, 8]), (7, 7, [0, 5, 7]), (5, 5, [0, 5])])
+def test_the_end_is_evaluated_also_if_a_resumed_run_takes_no_more_steps(tmp_path, step, steps, evaluated):
+    config = Config(trainer=TrainerConfig(eval_every=5, steps=steps))
+    with Tracker(RunFolder(tmp_path), steps, Console(quiet=True)) as tracker:
+        for before in (0, 5):
+            tracker.evaluation(before, group("t", [1.0]).trajectories)
+        checkpoints = Checkpoints(tracker.run, 1, 60, print)
+        parts = {"config": config, "folder": tracker.run, "files": RunFiles(), "checkpoints": checkpoints}
+        asyncio.run(train(Counting(**parts, tracker=tracker, learners=[], steps=steps, resumed=Progress(step))))
+        assert [at for at, _ in tracker.finish().curve] == evaluated
 
 
 def test_a_node_that_cannot_join_is_told_once(monkeypatch):

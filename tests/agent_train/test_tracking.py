@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +154,26 @@ def test_off_a_terminal_each_step_is_one_line(run):
     ):
         assert words in lines[2]
     assert "\x1b" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("gone", ["reader", "room"])
+def test_a_run_goes_on_without_an_output_and_says_so_once(run, monkeypatch, capfd, gone):
+    """As under `agent-train ... | head`, and `> FILE` on a full disk."""
+    if gone == "reader":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open("/dev/full", os.O_WRONLY)
+    out = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    with Tracker(run, 3) as track:
+        track.note("a line")
+        track.evaluation(0, [episode("t")])
+        track.finish()
+    out.close()  # as at the end of the process: nothing is held back
+    assert [record["kind"] for record in read_metrics(run.metrics)] == ["eval"]
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith("agent-train: the run goes on, but nothing more is shown: [Errno ")
 
 
 def test_off_a_terminal_a_long_step_shows_its_progress_and_a_quick_one_does_not(run, monkeypatch):
