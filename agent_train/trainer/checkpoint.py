@@ -41,6 +41,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint is not whole, or could not be written."""
 
 
+class OtherVersionError(CheckpointError):
+    """A checkpoint is whole, and of another version of this package."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The loop's state between two training steps."""
@@ -215,14 +219,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            version = f"its format is {manifest['format']}, not {FORMAT}"
-            raise CheckpointError(f"{path}: written by another version: {version}")
+            raise OtherVersionError(f"{path}: its format is {manifest['format']}, not {FORMAT}")
         for name, said in manifest["files"].items():
             if not (path / name).is_file() or _sum(path / name) != said:
                 raise CheckpointError(f"{path}: not whole: {name} is not as it was written")
         record = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
         if wrong := sorted(record["progress"].keys() ^ asdict(Progress()).keys()):
-            raise ValueError(f"not the progress of a run of this version: {wrong[0]!r} is missing or unknown")
+            raise OtherVersionError(f"{path}: {wrong[0]!r} of its progress is missing or unknown")
         return Checkpoint(path, Progress(**record["progress"]), record["metrics_bytes"], record["elapsed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not whole: {error or type(error).__name__}") from error
@@ -231,7 +234,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointError]]:
     """The newest checkpoint of a run that is whole, and what is wrong with those after it. Only for the run's writer.
 
-    One that was being replaced when the machine stopped has its name back afterwards.
+    Raises OtherVersionError rather than go back behind one that another version wrote. One that was being replaced when the machine stopped has its name back afterwards.
     """
     for replaced in run.checkpoints.glob(f"{REPLACED}*"):
         final = run.checkpoints / replaced.name.removeprefix(REPLACED)
@@ -243,6 +246,8 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointErro
     for path in reversed(run.saved_checkpoints()):
         try:
             return read_checkpoint(path), torn
+        except OtherVersionError:
+            raise
         except CheckpointError as error:
             torn.append(error)
     return None, torn

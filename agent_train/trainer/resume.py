@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from agent_train.config.compose import config_from_yaml, to_yaml
 from agent_train.config.schema import Config, ConfigError, get, settings
 from agent_train.report.metrics import record_of
-from agent_train.trainer.checkpoint import REPLACED, Checkpoint, newest_whole
+from agent_train.trainer.checkpoint import REPLACED, Checkpoint, OtherVersionError, newest_whole
 from agent_train.trainer.run_folder import RunFolder, run_name, step_of, versions
 from agentgym.storage.files import write_json, write_text
 from agentgym.storage.locks import hold, lock_held
@@ -113,7 +113,11 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
 def go_back(opened: OpenRun, config: Config, command: Sequence[str], lost: str | None = None) -> OpenRun:
     """The run at its newest whole checkpoint, with what it wrote later set aside. `lost`: the part that it lost, if it did not end."""
     run = opened.folder
-    checkpoint, torn = newest_whole(run)
+    try:
+        checkpoint, torn = newest_whole(run)
+    except OtherVersionError as error:
+        instead = "resume it with that version, which versions.json names, or start a new run from it by model.path"
+        raise ConfigError(f"{error}: another version of agentgym wrote it: {instead}") from error
     if config.mode == "rl" and checkpoint is not None and checkpoint.step > config.trainer.steps:
         raise ConfigError(
             f"trainer.steps={config.trainer.steps}: {run.path} is at step {checkpoint.step} already: take more steps"

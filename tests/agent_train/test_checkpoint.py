@@ -185,10 +185,9 @@ DAMAGE = {
     "half a manifest": lambda path: (path / "manifest.json").write_text((path / "manifest.json").read_text()[:80]),
     "a manifest of nothing": lambda path: (path / "manifest.json").write_text("[]"),
     "an empty progress": lambda path: (path / "progress.json").write_text(""),
-    "the progress of another version": lambda path: (path / "progress.json").write_text(
+    "a progress that is not its own": lambda path: (path / "progress.json").write_text(
         json.dumps({"progress": {"tasks": 1}, "metrics_bytes": 18, "elapsed": 2.5})
     ),
-    "another format": lambda path: (path / "manifest.json").write_text('{"format": 99}'),
 }
 
 

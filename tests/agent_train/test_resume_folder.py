@@ -15,6 +15,7 @@ from agent_train.config.compose import compose, config_from_yaml
 from agent_train.config.schema import Config, ConfigError
 from agent_train.report.metrics import read_metrics, step_metrics
 from agent_train.report.tracking import Tracker
+from agent_train.trainer import checkpoint
 from agent_train.trainer.checkpoint import Progress, commit
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
 from agent_train.trainer.run_folder import RunFolder
@@ -155,6 +156,20 @@ def test_a_torn_checkpoint_is_named_and_moved_aside(config):
     assert folder.latest_checkpoint().name == "step-000004"
     assert (folder.checkpoints / "step-000006.before-resume-1").is_dir()
     assert [path.name for path in folder.saved_checkpoints()] == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("other", ["format", "progress"])
+def test_a_run_of_another_version_is_refused_and_does_not_begin_anew(config, monkeypatch, other):
+    folder = trained(config, range(1, 7)).folder
+    if other == "format":
+        monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    else:
+        later = dataclasses.make_dataclass("Progress", [("games", int, 0)], bases=(Progress,), frozen=True)
+        monkeypatch.setattr(checkpoint, "Progress", later)
+    before = sorted(folder.path.rglob("*"))
+    with pytest.raises(ConfigError, match=r"step-000006: .*: another version of agentgym wrote it: resume it with"):
+        open_run(config)
+    assert sorted(folder.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("cut", [20, 700])
