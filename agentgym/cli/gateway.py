@@ -96,6 +96,8 @@ async def _served(gateway: Gateway, engine: Upstream, args: argparse.Namespace) 
 
     with usage_errors(EndpointError):
         await engine.start()
+    if args.cost is not None and gateway.cost_of(engine.models[0], {}) is None:
+        raise UsageError(f"--max-cost needs a price of {engine.models[0]!r}, and {args.prices} has none")
     leaving = asyncio.Event()
     for how in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(how, leaving.set)

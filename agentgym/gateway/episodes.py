@@ -128,8 +128,7 @@ class Episode:
     def begin(self, digest: str, key: str | None, asked: list[ModelCall], instructed: bool) -> Exchange:
         """A new exchange. Raises `Refused` once the episode has ended, or has had its empty answer."""
         if self.ended is not None or self.limit is not None:
-            why = f"has ended: {self.ended}" if self.ended is not None else f"has reached its limit of {self.limit}"
-            raise Refused(403, f"the episode {why}", "episode_over")
+            raise self.over()
         same = self._by_digest.setdefault(digest, [])
         turn = min({*range(len(same) + 1)} - {each.turn for each in same})
         for place, call in enumerate(asked if self.seed is not None else ()):
@@ -141,6 +140,11 @@ class Episode:
         self.turns += len(asked) if self.limit is None else 0
         self._know(exchange)
         return exchange
+
+    def over(self) -> Refused:
+        """What a call gets once the episode has ended or reached a limit."""
+        why = f"has ended: {self.ended}" if self.ended is not None else f"has reached its limit of {self.limit}"
+        return Refused(403, f"the episode {why}", "episode_over")
 
     def _know(self, exchange: Exchange) -> None:
         exchange.id = hashlib.blake2b(
@@ -159,8 +163,8 @@ class Episode:
         if limits.cost is not None and self.cost >= limits.cost:
             return "cost"
         if limits.tokens is not None:
-            for call in asked:
-                left = limits.tokens - self.tokens - (call.after.depth if call.after else 0)  # at least those are read
+            for call in asked:  # each has a part of what is left, and reads at least the ids that it goes on from
+                left = (limits.tokens - self.tokens) // len(asked) - (call.after.depth if call.after else 0)
                 if left < 1:
                     return "tokens"
                 call.used["max_tokens"] = min(call.used.get("max_tokens", left), left)

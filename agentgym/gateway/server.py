@@ -113,7 +113,7 @@ class Gateway:
         self.backend, self.folder, self.settings, self.limits = backend, Path(folder), settings, limits
         self.host, self.port, self.admin_key = host, port, admin_key or _new_key()
         self.episodes: dict[str, Episode] = {}
-        self._passed, self._cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
+        self._passed, self.cost_of = dict(passed or {}), cost_of or (lambda model, usage: None)
         # A short path: names of sockets have at most 107 characters.
         home = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"
         for old in Path(home).glob("agentgym-gateway-*/socket") if local else ():
@@ -194,15 +194,19 @@ class Gateway:
     ) -> tuple[Episode, str]:
         """A new episode and its key, which works for so many seconds. With a `seed` each call has a seed of its own.
 
-        ValueError: there is an episode of this id, or it is no text. NotWritten: it cannot be recorded.
+        ValueError: there is an episode of this id, or it is no text, or the model has no price for a limit of cost.
+        NotWritten: it cannot be recorded.
         """
         id = id or secrets.token_hex(8)
         if not isinstance(id, str):
             raise ValueError(f"an episode's id is a text, not {id!r:.50}")
         if id in self.episodes:
             raise ValueError(f"there is an episode {id!r} already")
+        limits, model = limits or self.limits, self.backend.models[0]
+        if limits.cost is not None and self.cost_of(model, {}) is None:
+            raise ValueError(f"a limit of cost needs the price of the model, and the gateway has none of {model!r}")
         key, now = _new_key(), time.time()
-        episode = Episode(id, _digest(key), limits or self.limits, now, now + seconds, seed)
+        episode = Episode(id, _digest(key), limits, now, now + seconds, seed)
         about = {"key": episode.key_digest, "limits": episode.limits.given(), "times": [now, episode.expires]}
         self.episodes[id] = self._by_key[episode.key_digest] = episode
         try:
@@ -280,6 +284,8 @@ class Gateway:
             answer = await mcp.answer(body, episode.tools)
             return web.Response(status=202) if answer is None else web.json_response(answer)
         if passed := self._passed.get(str(body.get("model"))):
+            if episode.ended is not None:
+                raise episode.over()
             status, response = await passed.forward(request, path, raw)
             self.record.note({"episode": episode.id, "passed": body["model"], "path": path, "status": status})
             return response
@@ -347,7 +353,7 @@ class Gateway:
         try:
             asked = [self._call(episode, exchange, digest, *each) for each in enumerate(exchange.asked)]
             calls = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)  # a task takes its time
-            cost = sum(self._cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
+            cost = sum(self.cost_of(self.backend.models[0], call.answer.usage) or 0.0 for call in calls)
             lines = [episode.line(exchange, path.removeprefix("/v1/"), calls, cost)]
             if digest and digest not in self.schemas:
                 self.schemas[digest] = tools
@@ -402,6 +408,8 @@ class Gateway:
             if (request.method, path) == ("POST", ""):
                 limits = Limits(**body["limits"]) if "limits" in body else None
                 seconds = float(body.get("expires_seconds", DAY_SECONDS))
+                if not 0 < seconds < math.inf:
+                    raise ValueError(f"expires_seconds is a positive number, not {seconds}")
                 episode, key = await self.open(body.get("id"), limits, body.get("seed"), seconds)
                 where = {"base_url": f"{self.url}/v1", "keyed_url": f"{self.url}/episodes/{key}/v1"}
                 return web.json_response({"key": key, **where, **episode.to_json()})

@@ -112,6 +112,9 @@ def test_a_run_opens_grades_and_ends_episodes_over_http(tmp_path):
                 ("", {"id": 5}, 400),
                 ("", {"limits": {"turns": 0}}, 400),
                 ("", {"limits": {"steps": 3}}, 400),
+                ("", {"limits": {"cost": 3}}, 400),
+                ("", {"expires_seconds": 0}, 400),
+                ("", {"expires_seconds": float("nan")}, 400),
                 ("/x/reward", {"reward": "much"}, 400),
                 ("/x/reward", {"reward": 10**400}, 400),
                 ("/y/reward", {"reward": 1}, 404),
@@ -215,6 +218,24 @@ def test_max_tokens_is_cut_to_what_the_episode_has_left(tmp_path):
             said = first.answer.message
             await agent.chat([*HELLO, said, {"role": "user", "content": "on"}])
             assert agent.calls[1].asked.used["max_tokens"] == 100 - 2 * first.depth, "what is read again counts"
+
+    run(go())
+
+
+def test_answers_of_one_request_share_what_the_episode_has_left(tmp_path):
+    async def go():
+        async with agent_of(tmp_path, limits=Limits(tokens=200)) as agent:
+            await agent.chat(n=4)
+            assert [call.asked.used["max_tokens"] for call in agent.calls] == [50] * 4
+
+    run(go())
+
+
+def test_a_limit_of_cost_needs_a_price(tmp_path):
+    async def go():
+        async with serving(tmp_path, cost_of=lambda model, usage: None) as gateway:
+            with pytest.raises(ValueError, match="a limit of cost needs the price of the model"):
+                await gateway.open("e", Limits(cost=1.0))
 
     run(go())
 
@@ -344,6 +365,9 @@ def test_a_model_that_is_not_ours_is_passed_on_as_it_is_and_not_recorded(tmp_pat
             await agent.openai.chat.completions.create(model="judge", messages=HELLO, top_p=0.1)
             assert [model.id for model in (await agent.openai.models.list()).data] == ["toy", "judge"]
             assert (agent.calls, agent.episode.turns) == ([], 0)
+            await agent.gateway.end("e")
+            with pytest.raises(openai.PermissionDeniedError, match="the episode has ended"):
+                await agent.openai.chat.completions.create(model="judge", messages=HELLO)
         await runner.cleanup()
         assert [(path, key) for path, key, _ in asked] == [
             ("/v1/embeddings", "Bearer its key"),

@@ -238,6 +238,22 @@ def test_an_engine_that_does_not_serve_the_model_is_refused_at_the_start(tmp_pat
     assert "--max-cost needs --prices" in capsys.readouterr().err
 
 
+def test_a_limit_of_cost_needs_the_price_of_the_engine_s_model(tmp_path):
+    (tmp_path / "prices.yaml").write_text("other: {input: 1, output: 2}")
+
+    async def go():
+        endpoint = Endpoint()
+        async with endpoint.engine():
+            words = ["--engine", endpoint.url, "--out", tmp_path / "out", "--prices", tmp_path / "prices.yaml"]
+            command = [sys.executable, "-m", "agentgym.cli", "gateway", *words, "--max-cost", "1", "--one-key"]
+            process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+            return (await process.communicate())[1].decode(), process.returncode
+
+    said, code = run(go(), 60)
+    assert code == 2
+    assert said == f"agentgym gateway: --max-cost needs a price of 'big', and {tmp_path}/prices.yaml has none\n"
+
+
 def test_the_command_tells_the_admin_key_that_it_made(tmp_path, monkeypatch):
     """An empty variable, as a missing value of a compose file leaves it, names none."""
     monkeypatch.setenv("AGENTGYM_GATEWAY_KEY", "")
