@@ -22,6 +22,7 @@ from agentgym.storage.files import written_whole
 
 UNCOMPILED = f"{PACKED}_uncompiled"
 HEAD = "score.weight"
+SEPARABLE = {"full_attention", "sliding_attention"}  # kinds of layers that packed attention computes for each sample
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Packed = TypeVar("Packed", bound=PackedPolicy | PackedValue)
 
@@ -71,21 +72,33 @@ def _load(
         settings |= {"dtype": torch.float32, "attn_implementation": PACKED, "output_loading_info": True}
         model, loaded = auto_class.from_pretrained(str(model_dir), **settings)
         missing = set(loaded["missing_keys"])
+    check_layers(model)
     return plain(model, gradient_checkpointing), missing
 
 
+def check_layers(model: Any) -> None:
+    """Raises ValueError where anything but attention joins tokens: it would join those of samples that are packed together."""
+    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - SEPARABLE
+    if others or model._is_stateful or not model._supports_attention_backend:
+        kinds = ", ".join(sorted(others)) or "recurrent or without transformers' attention interface"
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained here: it has layers ({kinds}) that would join the tokens of packed samples: "
+            "take a model whose layers all are attention"
+        )
+
+
 def plain(model: Any, gradient_checkpointing: bool) -> Any:
-    if hasattr(model.config, "attention_dropout"):
-        model.config.attention_dropout = 0.0
+    """The model without dropout and other noise of training."""
+    model.eval()
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        # Attention modules read the probability from the config when they are built.
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        # What checkpoints its activations asks for it.
+        module.training = hasattr(module, "gradient_checkpointing")
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+    return model
 
 
 def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | Path, device: torch.device) -> Packed:

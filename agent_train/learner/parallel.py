@@ -102,6 +102,10 @@ def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, Parall
     def refused(why: str) -> ValueError:
         return ValueError(f"learner.tensor_parallel={ranks}: {architecture} {why}: set learner.tensor_parallel=1")
 
+    def inside(name: str, module: nn.Module) -> bool:
+        """True of weights between split layers, whose gradients differ on each rank: those of attention and of the MLP."""
+        return "." in name or any(True for _ in module.children())
+
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
         layer, role = _layer(name)
@@ -116,8 +120,8 @@ def plan_of(architecture: str, block: nn.Module, ranks: int) -> dict[str, Parall
         elif layer in HEAD_NORMS and any(True for _ in module.parameters()):
             # Each rank sees some heads only: the weight's gradient is added up over them.
             plan[name] = SequenceParallel(sequence_dim=_HEADS_DIM, use_local_output=True)
-        elif wide := [own for own, p in module.named_parameters(recurse=False) if p.dim() > 1]:
-            raise refused(f"has weights {name}.{wide[0]!r} that are no linear layer's")
+        elif own := [own for own, p in module.named_parameters(recurse=False) if inside(name, module) or p.dim() > 1]:
+            raise refused(f"has weights {name}.{own[0]!r} that are neither a linear layer's nor of a known norm")
     if missing := set(COLWISE + ROWWISE) - {_layer(name)[0] for name in plan}:
         raise refused(f"has a block without {', '.join(sorted(missing))}")
     return plan

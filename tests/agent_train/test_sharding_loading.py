@@ -4,9 +4,18 @@ import json
 
 import pytest
 import torch
-from learner_cases import make_config, one_rank, write_model
+from learner_cases import gradients_of, make_config, make_rows, one_rank, write_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from agent_train.data.samples import TrainingSample
 from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
@@ -97,6 +106,62 @@ def test_the_settings_of_generation_are_kept(model_dir, tmp_path):
     assert {name: saved[name] for name in settings} == settings
 
 
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def written(folder, kind, **settings):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **settings))
+    model.to(torch.float32).save_pretrained(str(folder))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "layers"),
+    [
+        ("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+        ("recurrent_gemma", {"block_types": ["recurrent", "attention"]}, "recurrent"),
+        ("bloom", {}, "without transformers' attention interface"),
+    ],
+)
+def test_a_model_whose_layers_would_join_packed_samples_is_refused(tmp_path, kind, settings, layers):
+    written(tmp_path, kind, **settings)
+    with pytest.raises(ValueError, match=rf"cannot be trained here: it has layers \(.*{layers}.*packed samples"):
+        load_policy(tmp_path, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("seed_oss", {"residual_dropout": 0.5}), ("opt", {"dropout": 0.5, "layerdrop": 0.5})]
+)
+def test_the_noise_of_training_is_off_wherever_a_model_makes_it(tmp_path, kind, settings):
+    model = written(tmp_path, kind, **settings)
+    row = TrainingSample([5, 1, 2, 3], [False, True, True, True], [0.0] * 4)
+    with one_rank(tmp_path) as worker:
+        ((found,),) = worker.logprobs(deal_to_ranks([row], make_config().learner)[0])
+    expected = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+    assert found[1:] == pytest.approx([expected[n - 1, row.ids[n]].item() for n in (1, 2, 3)], abs=1e-5)
+
+
+def test_gradient_checkpointing_computes_each_block_again(model_dir):
+    for checkpointing, times in ((False, 1), (True, 2)):
+        config, calls = make_config(gradient_checkpointing=checkpointing), []
+        with one_rank(model_dir, config) as worker:
+            for block in worker.module.model.model.layers:
+                block.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            gradients_of(worker, deal_to_ranks(make_rows(), config.learner)[0])
+        assert len(calls) == times * 2
+
+
 def phi3():
     config = Phi3Config(
         vocab_size=40,
@@ -116,6 +181,13 @@ def test_an_architecture_whose_layers_have_other_names_cannot_be_split():
         ValueError, match=r"Phi3ForCausalLM has a layer 'self_attn.qkv_proj'.*set learner.tensor_parallel=1"
     ):
         plan_of("Phi3ForCausalLM", blocks_of(model)[0], 2)
+
+
+def test_weights_inside_attention_that_are_no_known_norm_cannot_be_split():
+    """Their gradients would be those of one rank's heads, and the ranks would grow apart."""
+    block = blocks_of(HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SHAPE, head_dim=8)))[0]
+    with pytest.raises(ValueError, match=r"has weights self_attn\.query_layernorm\.'weight'.*tensor_parallel=1"):
+        plan_of("HunYuanDenseV1ForCausalLM", block, 2)
 
 
 def test_layers_that_do_not_divide_are_named():
