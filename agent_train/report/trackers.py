@@ -4,6 +4,7 @@ Their packages are optional, and read their own environment variables: where a s
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ def mlflow(folder: Path) -> Track:
     mlflow.log_artifact(str(folder / "config.yaml"))
 
     def track(record: Record) -> None:
-        found = {f"{record['kind']}/{name}": value for name, value in numbers(record)}
+        # MLflow refuses all of a record for a name with other characters, which an environment's number may have.
+        found = {re.sub(r"[^\w .:/-]", "_", f"{record['kind']}/{name}"): value for name, value in numbers(record)}
         mlflow.log_metrics(found, step=record["step"], synchronous=False)
 
     return track

@@ -3,6 +3,7 @@
 import http.server
 import importlib.util
 import threading
+from dataclasses import replace
 
 import pytest
 from run_cases import clock, group, learned, new_run
@@ -21,7 +22,8 @@ def track(tmp_path, name):
     with Tracker(run, 2, also=[trackers.load(name)(run.path)]) as tracker:
         for step in (1, 2):
             told = learned(entropy=step / 2)
-            tracker.train_step(step_metrics(step, [group("a", [1.0, 0.0])], clock(), step, **told))
+            metrics = step_metrics(step, [group("a", [1.0, 0.0])], clock(), step, **told)
+            tracker.train_step(replace(metrics, env={"read (%)": 50.0}))
     return run
 
 
@@ -89,6 +91,7 @@ def test_mlflow_gets_every_number_and_the_settings(tmp_path, monkeypatch):
     (found,) = mlflow.search_runs(output_format="list")
     assert found.info.run_name == "one"
     assert found.data.metrics["train/update/entropy"] == 1.0
+    assert found.data.metrics["train/env/read ___"] == 50.0, "a name that MLflow refuses costs no number"
     entropies = mlflow.MlflowClient().get_metric_history(found.info.run_id, "train/update/entropy")
     assert sorted((each.step, each.value) for each in entropies) == [(1, 0.5), (2, 1.0)]
 
