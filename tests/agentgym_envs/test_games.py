@@ -196,16 +196,19 @@ def opponents_alike(level):
 FIXED = {
     "frozen_lake": lambda level: level.replace("P", "_"),
     "sokoban": lambda level: level.translate(str.maketrans("$@*+", "__..")),
+    "guess_number": str,
     "tic_tac_toe": str,
 }
-ALIKE = {"frozen_lake": forms, "sokoban": forms, "tic_tac_toe": opponents_alike}
+ALIKE = {"frozen_lake": forms, "sokoban": forms, "guess_number": lambda level: {level}, "tic_tac_toe": opponents_alike}
 
 
 def levels_of(game, split, count):
     return [task.metadata["level"] for task in agentgym.spec(game).tasks(split).take(count)]
 
 
-@pytest.mark.parametrize(("game", "distinct"), [("frozen_lake", 500), ("sokoban", 250), ("tic_tac_toe", 1000)])
+@pytest.mark.parametrize(
+    ("game", "distinct"), [("frozen_lake", 500), ("sokoban", 250), ("guess_number", 1000), ("tic_tac_toe", 1000)]
+)
 class TestSplits:
     def test_no_test_level_is_a_train_level_turned_or_mirrored(self, game, distinct):
         alike, fixed = ALIKE[game], FIXED[game]

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agentgym
 from agentgym.core.tasks import Task
 from agentgym_envs.games.guess_number import GuessNumber
 
 
-def begin(answer=42, **kwargs):
+def begin(level="1 100 42", **kwargs):
     env = GuessNumber(**kwargs)
-    env.reset(options={"task": Task("mine", answer=answer)})
+    env.reset(options={"task": Task("mine", metadata={"level": level})})
     return env
 
 
@@ -48,6 +47,7 @@ def test_the_game_is_lost_after_the_last_guess():
         ("1-50: 25!", 25),
         ("0", None),
         ("101", None),
+        ("007", 7),
         ("2.5", None),
         ("42nd", None),
         ("forty", None),
@@ -61,38 +61,56 @@ def test_the_last_whole_number_counts(reply, guess):
     assert told(begin(), reply) == where
 
 
-@given(highest=st.integers(10, 300), data=st.data())
-def test_the_expert_finds_every_number_in_time_whatever_was_guessed_before(highest, data):
-    env = begin(data.draw(st.integers(1, highest)), highest=highest, max_turns=12)
-    before = data.draw(st.lists(st.integers(1, highest), max_size=3))
+@pytest.mark.parametrize("level", ["1 100 42", "90 109 100", "0 3 0"])
+def test_the_opening_tells_the_range_and_so_does_a_refusal(level):
+    low, high, _ = level.split()
+    env = GuessNumber()
+    opening, _ = env.reset(options={"task": Task("mine", metadata={"level": level})})
+    assert opening[0]["content"] == f"Guess a number from {low} to {high} in 7 turns. Answer with one number."
+    assert told(env, f"{int(high) + 1}") == f"invalid: answer with a number from {low} to {high}"
+
+
+@given(width=st.integers(4, 300), low=st.integers(0, 1000), data=st.data())
+def test_the_expert_finds_every_number_in_time_whatever_was_guessed_before(width, low, data):
+    numbers = st.integers(low, low + width - 1)
+    env = begin(f"{low} {low + width - 1} {data.draw(numbers)}", max_turns=12)
+    before = data.draw(st.lists(numbers, max_size=3))
     while env.running:
         *_, info = env.step(str(before.pop()) if before else env.expert_action())
     assert info["success"]
 
 
-def test_halving_needs_no_more_than_the_turns_of_the_default():
-    for highest in (10, 100, 127, 128):
-        env = agentgym.make("guess_number", highest=highest)
-        for number in range(1, highest + 1):
-            env.reset(options={"task": Task("mine", answer=number)})
-            while env.running:
-                *_, info = env.step(env.expert_action())
-            assert info["success"], (highest, number)
+@pytest.mark.parametrize("width", [4, 100, 127, 128])
+def test_halving_needs_no_more_than_the_turns_of_the_default(width):
+    for number in range(width):
+        env = begin(f"0 {width - 1} {number}", width=width)
+        while env.running:
+            *_, info = env.step(env.expert_action())
+        assert info["success"], number
 
 
-def test_each_number_is_in_one_split():
-    splits = [{task.answer for task in GuessNumber.default_tasks(split)} for split in ("train", "test")]
-    assert splits[0] | splits[1] == set(range(1, 101))
-    assert not splits[0] & splits[1]
+def test_a_level_has_the_width_and_no_more_than_the_highest_number():
+    for split in ("train", "test"):
+        for task in GuessNumber.default_tasks(split, width=20, highest=25).take(60):
+            low, high, number = map(int, task.metadata["level"].split())
+            assert 1 <= low <= number <= high <= 25
+            assert high - low == 19
 
 
-@pytest.mark.parametrize("answer", [0, 101, True, "42", 4.0])
-def test_a_task_that_nobody_can_solve_is_refused(answer):
-    with pytest.raises(ValueError, match=r"task 'mine' needs answer= a whole number from 1 to 100, not "):
-        begin(answer)
+@pytest.mark.parametrize("level", ["1 100", "1 100 101", "100 1 50", "1 100 x", "-1 5 3"])
+def test_a_level_that_nobody_can_solve_is_refused(level):
+    with pytest.raises(ValueError, match='a level is like "1 100 42"'):
+        begin(level)
 
 
-@pytest.mark.parametrize("highest", [9, 10_001, 12.0, True])
-def test_a_wrong_highest_number_is_refused(highest):
-    with pytest.raises(ValueError, match="guess_number: highest must be a whole number from 10 to 10000"):
-        GuessNumber(highest=highest)
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"width": 3}, "width must be a whole number from 4 to"),
+        ({"width": True}, "width must be a whole number"),
+        ({"width": 100, "highest": 99}, "highest must be a whole number from 100 to"),
+    ],
+)
+def test_a_wrong_setting_is_refused(wrong, told):
+    with pytest.raises(ValueError, match=f"guess_number: {told}"):
+        GuessNumber(**wrong)
