@@ -1,6 +1,7 @@
 """The console display of a run: a live table on a terminal, one line for each step elsewhere."""
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from agent_train.report.metrics import EvalMetrics, StepMetrics, Summary
 from agent_train.trainer.run_folder import RunFolder
-from agentgym.evaluate.tables import duration, percent
+from agentgym.evaluate.tables import duration, one_line, percent
 
 ROWS = 10
 REFRESH_PER_SECOND = 4
@@ -42,6 +43,8 @@ class Display:
     """
 
     def __init__(self, console: Console | None, title: str, total_steps: int):
+        if console is None and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # errors tell what models say: half a surrogate pair, too
         self.console = console = console or _Console()
         self._title = title
         self._total = total_steps
@@ -233,7 +236,7 @@ class Display:
 
 
 def _last_line(error: str) -> str:
-    return error.strip().splitlines()[-1][:200] if error.strip() else "no message"
+    return one_line(error.strip().splitlines()[-1])[:200] if error.strip() else "no message"
 
 
 def _cells(row: StepMetrics) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from agent_train.report.metrics import (
 from agent_train.report.timeline import Timeline
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import Trajectory
-from agentgym.storage.jsonl import finite
+from agentgym.storage.jsonl import encodable, finite
 
 
 class Tracker:
@@ -132,7 +131,7 @@ class Tracker:
     def _append(self, fields: dict[str, Any]) -> None:
         record = finite({"kind": fields["kind"], "elapsed": round(self.elapsed, 3), **fields})
         self._records.append(record)
-        self._out.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self._out.write(encodable(record, allow_nan=False) + "\n")
         self._out.flush()
         for track in self._also:
             try:

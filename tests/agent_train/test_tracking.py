@@ -226,6 +226,18 @@ def test_a_step_tells_the_error_of_its_own_episodes_also_if_they_failed_after_th
     assert f"step 1: {told}" in screen.getvalue()
 
 
+def test_text_of_models_in_errors_and_names_ends_no_run_and_commands_no_terminal(run, capsys):
+    with Tracker(run, 3) as track:
+        metrics = step_metrics(1, [group("a", [1.0, 0.0])], clock(), 0, **learned())
+        failed = episode("t", error="ValueError: no move \ud83d\x1b[2J")
+        track.train_step(replace(metrics, failed=1, env={"calls/\ud83d": 2.0}), [failed])
+        track.note("a file \udcff")
+    out = capsys.readouterr().out
+    assert r"the last error: ValueError: no move \ud83d\x1b[2J" in out
+    assert r"a file \udcff" in out
+    assert read_metrics(run.metrics)[0]["env"] == {"calls/\ud83d": 2.0}
+
+
 def test_an_episode_that_was_run_again_is_counted_and_told(run):
     track, screen = tracker(run)
     again = episode("a", 1)
