@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,15 +95,18 @@ class VllmServer:
         self._log = Path(options.log)
         self._begun = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self) -> str:
         port = _usable_port(self.options.host, self.options.port)
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        # A server that is stopped does not remove its sockets. Their paths may have 107 characters.
+        self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         with self._log.open("ab") as out:
             self._begun = out.tell()
             self._process = subprocess.Popen(
                 supervised([sys.executable, *command_line(self.options, port)]),
-                env=server_environment(self.options),
+                env={"VLLM_RPC_BASE_PATH": self._sockets.name, **server_environment(self.options)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -129,6 +133,8 @@ class VllmServer:
         except subprocess.TimeoutExpired:
             self._process.kill()  # the kernel then kills the server
             self._process.wait()
+        if self._sockets is not None:
+            self._sockets.cleanup()
 
 
 def command_line(options: VllmOptions, port: int) -> list[str]:

@@ -5,6 +5,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -189,10 +190,14 @@ def real_server(tmp_path_factory):
         folder / "tiny", texts_of_env("frozen_lake", n=8), TinyConfig(hidden=64, layers=1, heads=2), 1024, seed=0
     )
     log = folder / "logs" / "serve.log"
-    with serve_model(folder / "tiny", log=log, timeout=240) as (url, model):
-        started = [p.pid for p in psutil.Process().children(recursive=True) if "supervise" in words_of(p)]
-        below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]
-        yield url, model
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", temporary)
+        with serve_model(folder / "tiny", log=log, timeout=240) as (url, model):
+            started = [p.pid for p in psutil.Process().children(recursive=True) if "supervise" in words_of(p)]
+            below = [p.pid for pid in started for p in psutil.Process(pid).children(recursive=True)]
+            assert any(path.is_socket() for path in Path(temporary).rglob("*"))
+            yield url, model
+        assert not list(Path(temporary).iterdir())
     assert below
     for pid in (*started, *below):
         gone(pid)
