@@ -94,6 +94,7 @@ class Checkpoints:
     dump: Collection[int] = ()  # steps to replay: the checkpoint before each stays too
     _writing: asyncio.Task[None] | None = None
     _failed: str = ""
+    _late: bool = False  # the ranks may still write what was given up, and take no other meanwhile
 
     async def __aenter__(self) -> Checkpoints:
         return self
@@ -115,6 +116,10 @@ class Checkpoints:
         await self.settle()
         step = progress.step
         folder = self.run.checkpoints / f"{_UNFINISHED}{_name(step)}.{os.getpid()}"
+        self._late = self._late and not await _written(learners)
+        if self._late:
+            await self._give_up(step, folder, "the ranks still write the one before")
+            return
         try:
             size = self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
             await asyncio.to_thread(begin, self.run, folder)
@@ -157,7 +162,7 @@ class Checkpoints:
                 finally:  # or the run could go back to a checkpoint and be overtaken by this one
                     await asyncio.wait([committing])
         except TimeoutError:
-            failed = f"it took longer than {self.timeout:g} s"
+            failed, self._late = f"it took longer than {self.timeout:g} s", True
         except OSError as error:
             failed = str(error)
         if failed:
@@ -178,6 +183,15 @@ class Checkpoints:
                 f"the checkpoint of step {step} was saved, and a resumed run finds it; but {but} ({failed}{free})"
             )
         self.note(self._failed)
+
+
+async def _written(learners: Sequence[Learner]) -> bool:
+    """Whether the ranks have ended what they write, well or not."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await asyncio.gather(*(learner.state_saved() for learner in learners))
+            return True
+    return False
 
 
 def commit(run: RunFolder, folder: Path, step: int, keep: int, dump: Collection[int] = ()) -> None:

@@ -30,6 +30,7 @@ class Learner:
 
     def __init__(self, weights: str = "w", said: str = "", name: str = "policy"):
         self.weights, self.said, self.name = weights, said, name
+        self.folders: tuple[Path | None, ...] = ()
         self.go_on = asyncio.Event()
         self.go_on.set()
 
@@ -292,6 +293,33 @@ def test_a_folder_that_cannot_be_made_and_ranks_that_are_late_are_failures_of_th
     assert late.startswith("the checkpoint of step 1 was not saved (it took longer than 0.05 s; ")
     assert late.endswith("MB free): there is none yet")
     assert "step 2 was not saved" in file
+
+
+def test_while_the_ranks_still_write_what_came_too_late_they_are_asked_for_no_other(run, monkeypatch):
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
+
+    class Ranks(Learner):
+        async def save_state(self, folder: Path, export: Path | None = None) -> None:
+            assert self.go_on.is_set(), "a rank raises: the run would end"
+            await super().save_state(folder, export)
+
+    async def story() -> list[str]:
+        notes = []
+        async with Checkpoints(run, 3, 0.05, notes.append) as checkpoints:
+            ranks = Ranks()
+            await checkpoints.save(Progress(1), [ranks])
+            ranks.go_on.clear()  # the disk hangs
+            await checkpoints.settle()
+            await checkpoints.save(Progress(2), [ranks])
+            ranks.go_on.set()
+            await checkpoints.save(Progress(3), [ranks])
+            await checkpoints.finish()
+        return notes
+
+    late, busy = asyncio.run(story())
+    assert late.startswith("the checkpoint of step 1 was not saved (it took longer than 0.05 s; ")
+    assert busy.startswith("the checkpoint of step 2 was not saved (the ranks still write the one before; ")
+    assert names(run) == ["latest", "step-000003"]
 
 
 def test_a_learner_that_has_ended_has_saved_nothing():
