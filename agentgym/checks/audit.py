@@ -13,6 +13,7 @@ from agentgym.core.messages import Action
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
+from agentgym.core.usage_error import making
 from agentgym.policies.base import ExpertPolicy, Policy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
 
@@ -82,7 +83,8 @@ async def audit(
     Raises ValueError for an unknown hack or a split without tasks, and TypeError for an environment that has no `hacks`.
     """
     started = time.perf_counter()
-    bare: Any = await asyncio.to_thread(lambda: spec.make().unwrapped)
+    with making(spec.id):
+        bare: Any = await asyncio.to_thread(lambda: spec.make().unwrapped)
     if not hasattr(bare, "hacks"):
         raise TypeError(
             f"{spec.id} has no hacks(task), which returns an agentgym.checks.audit.Hack for each known hack"

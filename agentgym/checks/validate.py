@@ -20,6 +20,7 @@ from agentgym.checks.subject import PROBLEM, Finding, named, note, ok, problem, 
 from agentgym.core.registration import EnvSpec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
+from agentgym.core.usage_error import making
 from agentgym.evaluate.statistics import paired_difference, success_interval
 from agentgym.policies.base import ExpertPolicy, NullPolicy, Policy, RandomPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
@@ -77,11 +78,12 @@ async def validate(
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     started = time.perf_counter()
-    bare: Any = spec.make().unwrapped
+    with making(spec.id):
+        tasks = list(spec.tasks(split).take(n))
+        bare: Any = spec.make().unwrapped
     limits = limits_of(bare, limits)
     expert, own_random = hasattr(bare, "expert_action"), hasattr(bare, "random_action")
     await close_env(bare)
-    tasks = list(spec.tasks(split).take(n))
     if not tasks:
         raise ValueError(f"{spec.id}: the split {split!r} has no tasks")
     found = Validation(spec.id, split, len(tasks))

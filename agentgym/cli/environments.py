@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from agentgym.cli.shared import ENVS, add_kwargs, print_json, print_rows, set_run, spec_of
 from agentgym.core.install import pip_install
-from agentgym.core.usage_error import UsageError, instead, usage_errors
+from agentgym.core.usage_error import UsageError, instead, making, unmade, usage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -222,6 +222,8 @@ def _examined(spec: EnvSpec, timeout: float) -> tuple[list[Finding], str]:
         return [], str(error)
     except (TypeError, ValueError) as error:
         return [Finding("spec", "problem", f"cannot be made: {error}")], ""
+    except Exception as error:
+        return [Finding("spec", "problem", unmade(error))], ""
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -335,7 +337,7 @@ def _export(args: argparse.Namespace) -> int:
 
     spec = spec_of(args.env)
     try:
-        with usage_errors(ValueError, TypeError, ImportError, FileExistsError):
+        with usage_errors(ValueError, TypeError, ImportError, FileExistsError), making(spec.id):
             spec.make(**args.kwargs)
             files = export_openenv(spec, args.out, args.kwargs, args.wheel)
     except OSError as error:

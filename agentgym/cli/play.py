@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agentgym.cli.shared import ENVS, add_kwargs, print_json, set_run, spec_of
-from agentgym.core.usage_error import UsageError, usage_errors
+from agentgym.core.usage_error import UsageError, making, usage_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,8 +66,9 @@ def _play(args: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     screen = Screen(Console(stderr=args.json, highlight=False, soft_wrap=not sys.stdout.isatty()))
     with usage_errors(ValueError, TypeError, ImportError, OSError):
-        task = _task(found, args, seed)
-        trajectory = asyncio.run(_played(found, task, seed, agent, screen, args))
+        with making(found.id):
+            task, env = _task(found, args, seed), found.make()
+        trajectory = asyncio.run(_played(found, env, task, seed, agent, screen, args))
     if args.json:
         print_json(trajectory.to_json())
     return 130 if trajectory.end == "interrupted" else int(trajectory.failed)
@@ -115,14 +116,14 @@ def _task(found: EnvSpec, args: argparse.Namespace, seed: int) -> Task:
 
 
 async def _played(
-    found: EnvSpec, task: Task, seed: int, agent: AgentSpec | None, screen: Screen, args: argparse.Namespace
+    found: EnvSpec, made: Env, task: Task, seed: int, agent: AgentSpec | None, screen: Screen, args: argparse.Namespace
 ) -> Trajectory:
     from agentgym.cli.terminal_text import RewardedSteps, ShownPolicy
     from agentgym.evaluate.agents import check_plays, policy_maker
     from agentgym.policies.base import HumanPolicy
     from agentgym.rollout.episode import Episode, Limits, close_env, run_episode
 
-    steps = RewardedSteps(found.make())
+    steps = RewardedSteps(made)
     env = cast("Env", steps)
     try:
         if agent is not None:

@@ -5,6 +5,8 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 
+from agentgym.core.tracebacks import place_of, text_of_error
+
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -19,6 +21,28 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def making(id: str) -> Iterator[None]:
+    """What an environment's own code raises as it is made or lists its tasks becomes a ValueError that says where.
+
+    Errors of kinds that name a mistake stay, as do those of this package, such as a server's that does not answer.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, OSError, UsageError):
+        raise
+    except Exception as error:
+        if not place_of(error):
+            raise
+        raise ValueError(f"{id}: {unmade(error)}") from error
+
+
+def unmade(error: Exception) -> str:
+    """Why an environment cannot be made, and the line of its code, if it is its own."""
+    place = place_of(error)
+    return f"cannot be made: {type(error).__name__}: {text_of_error(error)}{f' ({place})' if place else ''}"
 
 
 def nearest(word: object, known: Iterable[object]) -> str:

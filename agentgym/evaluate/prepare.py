@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentgym.core import registration
 from agentgym.core.install import pip_install
 from agentgym.core.registration import EnvSpec
-from agentgym.core.usage_error import nearest
+from agentgym.core.usage_error import nearest, unmade
 from agentgym.evaluate.agents import check_plays, located, policy_maker
 from agentgym.evaluate.budget import Prices
 from agentgym.evaluate.plan import AgentSpec, Cell
@@ -55,7 +55,7 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
             text = str(error) or type(error).__name__
             raise ValueError(text if id in text else f"{id}: {text}") from error
         except Exception as error:
-            raise ValueError(f"{id}: cannot be made: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{id}: {unmade(error)}") from error
     return notes
 
 

@@ -215,3 +215,30 @@ def test_interrupted_is_130_and_one_line(tmp_path):
 def test_version():
     done = subprocess.run([*AGENTGYM, "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert re.fullmatch(r"agentgym \d+\.\d+\.\S+\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("play {}", 2),
+        ("validate {} -n 1", 2),
+        ("eval {} --policy null -n 1", 2),
+        ("export openenv {} --out x", 2),
+        ("check {}", 1),
+    ],
+)
+def test_an_environment_that_raises_as_it_is_made_is_told_with_its_place(words, code, tmp_path, monkeypatch, capsys):
+    file = tmp_path / f"unlicensed_{words.split()[0]}.py"  # each a module of its own
+    file.write_text(
+        "import agentgym\n"
+        "class Unlicensed(agentgym.Env):\n"
+        "    @classmethod\n"
+        "    def default_tasks(cls, split='train'):\n"
+        "        return agentgym.TaskSet([agentgym.Task('1')], name=split)\n"
+        "    def __init__(self):\n"
+        "        raise RuntimeError('no licence')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(words.format(f"{file.name}:Unlicensed").split()) == code
+    said = capsys.readouterr()
+    assert f"cannot be made: RuntimeError: no licence ({file.name}:7 in __init__)" in said.out + said.err
