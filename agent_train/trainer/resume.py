@@ -94,11 +94,14 @@ def open_run(config: Config, command: Sequence[str] = ()) -> OpenRun:
     if problems := list(refusals(config)):
         raise ConfigError(*problems)
     run = RunFolder(run_path(config))
-    run.path.mkdir(parents=True, exist_ok=True)
     try:
+        run.path.mkdir(parents=True, exist_ok=True)
         lock = hold(run.path)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:  # of a file system without locks it names no file
+        why = f"{run.path}: cannot be written ({error.strerror}): choose another trainer.runs_dir"
+        raise OSError(why) from error
     if not run.config.is_file():
         run.write_settings(config, command)
         return OpenRun(run, None, [], lock)

@@ -1,10 +1,12 @@
 """Which runs are gone on with, which are refused and why, and what is left of a folder that a run goes on in."""
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from agent_train.trainer.checkpoint import Progress, commit
 from agent_train.trainer.resume import OpenRun, open_run, refusals, resume_command, run_path
 from agent_train.trainer.run_folder import RunFolder
 from agentgym.core.trajectory import write_jsonl
+from agentgym.storage import locks
 from agentgym.viewer.run import Run
 
 
@@ -337,6 +340,20 @@ def test_a_folder_with_other_things_is_refused(config, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "thesis.tex").touch()
     assert "already holds other things" in refused(config)
+
+
+@pytest.mark.parametrize("cause", ["Not a directory", "No locks available"])
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(config, tmp_path, monkeypatch, cause):
+    def without_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))  # as on some shared file systems
+
+    if cause == "No locks available":
+        monkeypatch.setattr(locks.fcntl, "flock", without_locks)
+    else:
+        (tmp_path / "file").write_text("")
+        config = replace(config, trainer=replace(config.trainer, runs_dir=str(tmp_path / "file")))
+    with pytest.raises(OSError, match=rf"one: cannot be written \({cause}\): choose another trainer.runs_dir"):
+        open_run(config)
 
 
 def test_a_run_that_lives_is_refused_and_named(config, tmp_path):
