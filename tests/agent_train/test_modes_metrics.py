@@ -1,13 +1,20 @@
 """What the modes leave in `metrics.jsonl` and say at the end."""
 
+import asyncio
 import io
 import math
+from dataclasses import replace
 
 import pytest
+from mode_cases import write_lines
 from rich.console import Console
 
+from agent_train.config.compose import compose
 from agent_train.report.metrics import FileStep, HeldOut, read_metrics
 from agent_train.report.tracking import Tracker
+from agent_train.trainer.checkpoint import Checkpoint, Progress
+from agent_train.trainer.offline.context import open_offline
+from agent_train.trainer.offline.records import DataError
 from agent_train.trainer.run_folder import RunFolder
 
 
@@ -69,3 +76,23 @@ def test_a_resumed_run_counts_what_came_before(run):
     printed = tracked(run, step_of(2), held_out_of(2, 0.1))
     assert "2 steps, 20 learned tokens" in printed
     assert "loss 0.7000" in printed
+
+
+def test_a_run_does_not_go_on_with_other_examples_than_it_began_with(run, tmp_path):
+    """As of a run folder that got more episodes since: it would skip some examples, and learn others again."""
+    two = [{"prompt": f"say {word}", "completion": word} for word in ("yes", "no")]
+    data = write_lines(tmp_path / "data.jsonl", two)
+    words = ["mode=sft", f"data.train={data}", "data.batch_rows=1", "data.epochs=3"]
+    step = replace(step_of(2), kind="sft", steps=6)
+
+    async def go_on():
+        with Tracker(run, 9, Console(quiet=True)) as tracker:
+            async with open_offline(compose(words), run, tracker, Checkpoint(tmp_path, Progress(2))):
+                pass
+
+    tracked(run, step)
+    write_lines(data, [*two, {"prompt": "say it", "completion": "it"}])
+    with pytest.raises(
+        DataError, match=r"data\.jsonl: the run began with examples for 6 steps, and finds some for 9: give"
+    ):
+        asyncio.run(go_on())

@@ -11,7 +11,7 @@ from agent_train.config.model_folder import longest_sample
 from agent_train.config.schema import Config
 from agent_train.learner.actor_group import Learner
 from agent_train.learner.roles import check_folder, roles_of, start_of
-from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut
+from agent_train.report.metrics import OFFLINE_KINDS, FileStep, HeldOut, read_metrics
 from agent_train.report.tracking import Tracker
 from agent_train.rollout.renderer import Renderer
 from agent_train.trainer.checkpoint import Checkpoint, Progress
@@ -74,6 +74,9 @@ async def open_offline(
     However the block ends, the ranks are killed and Ray is shut down.
     """
     splits, model_dir = await asyncio.to_thread(_read, config, folder, tracker)
+    steps = step_count(len(splits[0]), config.data.batch_rows, config.data.epochs)
+    if checkpoint is not None:
+        _check_steps(config, folder, steps)
     async with AsyncExitStack() as stack:
         joined = await join_cluster(config, folder, model_dir, tracker, stack)
         config = joined.config
@@ -93,11 +96,19 @@ async def open_offline(
         if objective.needs_reference and not config.reference.path:
             # Before the checkpoint is loaded: the reference is the policy as the run began.
             splits = await _ask_reference(config, learner, splits, tracker)
-        steps = step_count(len(splits[0]), config.data.batch_rows, config.data.epochs)
         opening = open_parts(joined, folder, tracker, checkpoint, [learner], steps)
         parts = await stack.enter_async_context(opening)
         tracker.phase("training")
         yield OfflineContext(**parts, objective=objective, train=splits[0], test=splits[1])
+
+
+def _check_steps(config: Config, folder: RunFolder, steps: int) -> None:
+    """Refuse a run that goes on with other examples than it began with: it would skip some, and learn others again."""
+    kind = OFFLINE_KINDS[config.mode]
+    before = {record["steps"] for record in read_metrics(folder.metrics) if record["kind"] == kind} - {steps}
+    if before:
+        told = f"the run began with examples for {min(before)} steps, and finds some for {steps}"
+        raise DataError(f"data.train={config.data.train}: {told}: give it those it began with, or start another run")
 
 
 async def _ask_reference(
