@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,22 @@ class Display:
         """Stop it; its last picture stays on the screen."""
         if self._live is not None:
             self._phase = ""
-            self._live.stop()
-            self._live = None
+            live, self._live = self._live, None
+            with self._showing():
+                live.stop()
 
     def say(self, text: str) -> None:
         self._printed = time.monotonic()
         self._print(Text(text), soft_wrap=True, highlight=False)
 
     def _print(self, shown: RenderableType, **how: Any) -> None:
-        try:
+        with self._showing():
             self.console.print(shown, **how)
+
+    @contextlib.contextmanager
+    def _showing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self.console.quiet = True
             # What is held back would otherwise be tried again as the process ends, and change its exit code.

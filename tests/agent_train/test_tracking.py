@@ -176,6 +176,21 @@ def test_a_run_goes_on_without_an_output_and_says_so_once(run, monkeypatch, capf
     assert told.startswith("agent-train: the run goes on, but nothing more is shown: [Errno ")
 
 
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_run_goes_on_when_its_terminal_is_closed(run, monkeypatch, noted):
+    ours, its = os.openpty()
+    with os.fdopen(its, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr("agent_train.report.display.REFRESH_PER_SECOND", 1e-3)
+        with Tracker(run, 3) as track:
+            assert track._display.console.is_terminal
+            os.close(ours)
+            if noted:
+                track.note("a line")
+            track.train_step(step_metrics(1, [group("a", [1.0, 0.0])], clock(), 0, **learned()))
+            assert track.finish().steps == 1
+
+
 def test_off_a_terminal_a_long_step_shows_its_progress_and_a_quick_one_does_not(run, monkeypatch):
     now = 100.0
     monkeypatch.setattr("agent_train.report.display.time.monotonic", lambda: now)
