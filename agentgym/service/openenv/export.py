@@ -46,6 +46,9 @@ def export_openenv(
     if source is not None and out.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"{out} is in {source}, which would be copied into itself: choose another folder with --out")
     values = _values(spec, dict(kwargs or {}), requirements)
+    if source is not None:  # a copy of its code has no entry point, which would register it
+        record = repr(json.dumps(spec.to_json()))
+        values |= {"spec_import": "EnvSpec", "spec": f"EnvSpec.from_json(json.loads({record}))"}
     for template, path in templates_in(resources.files("agentgym.service.openenv") / "template"):
         target = out / path.removesuffix(SUFFIX)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,5 +128,7 @@ def _values(spec: EnvSpec, kwargs: dict[str, Any], requirements: Sequence[str]) 
         "tags": json.dumps(list(spec.tags) or ["text"], ensure_ascii=False),
         "requirements": json.dumps(list(requirements), ensure_ascii=False),
         "kwargs_literal": repr(json.dumps(kwargs)),
+        "spec_import": "spec",
+        "spec": f'spec("{spec.id}")',
         "notes": notes,
     }

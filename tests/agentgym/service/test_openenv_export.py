@@ -60,6 +60,16 @@ def test_an_environment_that_no_package_has_is_copied(tmp_path):
     assert (tmp_path / "out/openenv_envs.py").read_text() == source.read_text()
 
 
+def test_a_copied_environment_needs_no_registration(tmp_path):
+    """Its package registers it by an entry point, which the copy does not have."""
+    export_openenv(replace(spec("openenv_envs:Sum"), id="mine/sum", kwargs={"max_turns": 7}), tmp_path / "out")
+    server = (tmp_path / "out/server/environment.py").read_text()
+    lines = [line for line in server.splitlines() if line.startswith(("SPEC =", "from agentgym import", "import"))]
+    told = {}
+    exec("\n".join(lines), told)
+    assert (told["SPEC"].id, told["SPEC"].make().max_turns) == ("mine/sum", 7)
+
+
 def test_a_description_may_have_any_characters(tmp_path):
     told = 'A lake 🧊, "quoted".'
     export_openenv(replace(spec("openenv_envs:Sum"), description=told), tmp_path / "out")
