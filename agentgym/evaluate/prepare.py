@@ -53,6 +53,8 @@ def check_envs(cells: Sequence[Cell]) -> list[str]:
         except (ValueError, TypeError, ImportError, OSError, SandboxError) as error:
             # Most say which environment it is; those of other people's code need not.
             text = str(error) or type(error).__name__
+            if isinstance(error, TypeError) and own[0].env.kwargs and id not in text:  # Python's own name no argument
+                text = f"cannot be made with {dict(own[0].env.kwargs)}: {text}"
             raise ValueError(text if id in text else f"{id}: {text}") from error
         except Exception as error:
             raise ValueError(f"{id}: {unmade(error)}") from error

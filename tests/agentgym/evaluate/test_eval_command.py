@@ -236,6 +236,10 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
         (["frozen_lake", "--policy", "expert", "--kwargs", '{"tasks": ["a"]}'], "tasks must be a TaskSet, not a list"),
+        (
+            ["search", "--policy", "expert", "--kwargs", '{"topk": "3"}'],
+            "search: cannot be made with {'topk': '3'}: '<' not",
+        ),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
         (["test/parity", "--polcy", "expert"], "did you mean --policy?"),
