@@ -56,8 +56,15 @@ class ModelShape:
 
 
 def context_of(folder: str | Path) -> int | None:
-    """Most tokens that the model reads; None: the folder does not say."""
-    longest = _text_config(folder).get("max_position_embeddings")
+    """Most tokens that the model reads; None: the folder does not say.
+
+    Beyond the original length LongRoPE turns all positions otherwise: numbers would depend on the samples packed together.
+    """
+    found = _text_config(folder)
+    longest, rope = found.get("max_position_embeddings"), found.get("rope_parameters") or found.get("rope_scaling")
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+        original = "original_max_position_embeddings"
+        longest = rope.get(original) or found.get(original) or longest
     return longest if isinstance(longest, int) and longest > 0 else None
 
 

@@ -250,6 +250,21 @@ def test_a_context_that_the_model_cannot_read(tmp_path):
     assert "256" in text
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 256},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256}},
+    ],
+)
+def test_a_model_with_longrope_reads_its_original_length(config, tmp_path):
+    """Beyond it the positions of short samples would depend on the longest one packed with them."""
+    folder = model_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096, **config}))
+    (text,) = problems(tmp_path, f"model.path={folder}", "engine.max_model_len=512")
+    assert text.endswith("reads at most 256 tokens")
+
+
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_port_that_somebody_uses(tmp_path):
     with socket.socket() as taken:
