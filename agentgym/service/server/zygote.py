@@ -77,9 +77,8 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children()
         groups.close()
-        zygote.sweep_soon([pid for pid, key in zygote.keys.items() if key is not None])
-        if zygote.unswept:
-            _sweep(zygote.unswept)
+        if _has_sandboxes():
+            _sweep()
     return 0
 
 
@@ -149,7 +148,7 @@ class Zygote:
 
     def sweep_soon(self, pids: Collection[int]) -> None:
         """Remove the sandboxes of these dead workers in a while: most end with their owner."""
-        if "agentgym.sandbox.api" in sys.modules:  # else there are none
+        if _has_sandboxes():
             if not self.unswept:
                 self._sweep_at = time.monotonic() + SWEEP_SECONDS
             self.unswept.update(pids)
@@ -239,15 +238,22 @@ class Zygote:
         return ENDED
 
 
-def _sweep(pids: Collection[int]) -> None:
-    """Remove the sandboxes of these ended processes, within a time limit."""
+def _has_sandboxes() -> bool:
+    return "agentgym.sandbox.api" in sys.modules
+
+
+def _sweep(pids: Collection[int] | None = None) -> None:
+    """Remove the sandboxes of these ended processes, else of all on this host, within a time limit.
+
+    A worker that ended well may have left one, which its pool was still closing.
+    """
     from agentgym.sandbox import SandboxError
     from agentgym.sandbox.backends.select import remove_sandbox, sandboxes
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LONGEST_SWEEP_SECONDS)
     for found in sandboxes()[0]:
-        if found.pid in pids and not found.alive:
+        if not found.alive and (pids is None or found.pid in pids):
             try:
                 remove_sandbox(found)
             except SandboxError as error:

@@ -103,6 +103,40 @@ def test_a_server_that_ends_leaves_no_sandbox(backend, who):
         process.stdout.close()
 
 
+# It ends as a worker does whose pool is still closing a sandbox.
+ENDS_WITH_ONE = """
+import os
+from agentgym.sandbox import SandboxSpec, acquire
+acquire(SandboxSpec(), "bubblewrap")
+print(os.getpid(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.bubblewrap
+def test_a_server_that_ends_removes_what_a_process_left_that_ended_well():
+    kwargs = json.dumps({"sandbox": "bubblewrap", "data": "own"})
+    words = ["serve", "code_mbpp", "--port", "0", "--json", "--drain-timeout", "0", "--kwargs", kwargs]
+    process = subprocess.Popen([sys.executable, "-m", "agentgym.cli", *words], stdout=subprocess.PIPE, text=True)
+
+    async def play(url):
+        async with aiohttp.ClientSession(url) as http:
+            client = await Client(http, "code_mbpp").connect()
+            await begun(client)
+            left = subprocess.run([sys.executable, "-c", ENDS_WITH_ONE], capture_output=True, text=True, check=True)
+            assert await boxes_of(int(left.stdout))
+            process.terminate()
+            await client.ws.close()
+            await none_left(int(left.stdout))
+
+    try:
+        asyncio.run(play(url_told_by(process)))
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+
+
 def _is_below(pid, above):
     """Whether a living process is a descendant of another."""
     while alive(pid) and pid > 1:
