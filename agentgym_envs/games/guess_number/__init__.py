@@ -13,9 +13,9 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.settings import check_number
 from agentgym_envs.splits import generated_tasks, level_of
 
-MOST = 10**9
-_LEVEL = re.compile(r"([0-9]{1,10}) ([0-9]{1,10}) ([0-9]{1,10})")
-_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,10}(?!\w|\.[0-9])")
+MOST = 999_999
+_LEVEL = re.compile(r"([0-9]{1,6}) ([0-9]{1,6}) ([0-9]{1,6})")
+_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,6}(?!\w|\.[0-9])")
 
 
 class GuessNumber(Env):
