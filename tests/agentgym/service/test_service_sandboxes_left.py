@@ -62,25 +62,23 @@ def test_a_worker_that_is_killed_leaves_no_sandbox(backend):
     asyncio.run(play())
 
 
+def against_a_process(backend, play):
+    """Have `play` talk to an `agentgym serve`, which it gets with its URL."""
+    kwargs = json.dumps({"sandbox": backend, "data": "own"})
+    words = ["serve", "code_mbpp", "--port", "0", "--json", "--drain-timeout", "0", "--kwargs", kwargs]
+    process = subprocess.Popen([sys.executable, "-m", "agentgym.cli", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        asyncio.run(play(process, url_told_by(process)))
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("who", ["server", "zygote", "nobody"])
 def test_a_server_that_ends_leaves_no_sandbox(backend, who):
-    kwargs = json.dumps({"sandbox": backend, "data": "own"})
-    words = [
-        sys.executable,
-        "-m",
-        "agentgym.cli",
-        "serve",
-        "code_mbpp",
-        "--port",
-        "0",
-        "--json",
-        "--drain-timeout",
-        "0",
-    ]
-    process = subprocess.Popen([*words, "--kwargs", kwargs], stdout=subprocess.PIPE, text=True)
-
-    async def play(url):
+    async def play(process, url):
         async with aiohttp.ClientSession(url) as http:
             client = await Client(http, "code_mbpp").connect()
             await begun(client)
@@ -95,12 +93,7 @@ def test_a_server_that_ends_leaves_no_sandbox(backend, who):
             await until(lambda: not alive(mine[0]) and not alive(zygote))
             await none_left(mine[0])
 
-    try:
-        asyncio.run(play(url_told_by(process)))
-    finally:
-        process.kill()
-        process.wait(SECONDS)
-        process.stdout.close()
+    against_a_process(backend, play)
 
 
 # It ends as a worker does whose pool is still closing a sandbox.
@@ -115,11 +108,7 @@ os._exit(0)
 
 @pytest.mark.bubblewrap
 def test_a_server_that_ends_removes_what_a_process_left_that_ended_well():
-    kwargs = json.dumps({"sandbox": "bubblewrap", "data": "own"})
-    words = ["serve", "code_mbpp", "--port", "0", "--json", "--drain-timeout", "0", "--kwargs", kwargs]
-    process = subprocess.Popen([sys.executable, "-m", "agentgym.cli", *words], stdout=subprocess.PIPE, text=True)
-
-    async def play(url):
+    async def play(process, url):
         async with aiohttp.ClientSession(url) as http:
             client = await Client(http, "code_mbpp").connect()
             await begun(client)
@@ -129,12 +118,7 @@ def test_a_server_that_ends_removes_what_a_process_left_that_ended_well():
             await client.ws.close()
             await none_left(int(left.stdout))
 
-    try:
-        asyncio.run(play(url_told_by(process)))
-    finally:
-        process.kill()
-        process.wait(SECONDS)
-        process.stdout.close()
+    against_a_process("bubblewrap", play)
 
 
 def _is_below(pid, above):
