@@ -248,7 +248,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[CheckpointError]]:
     """The newest checkpoint of a run that is whole, and what is wrong with those after it. Only for the run's writer.
 
-    Raises OtherVersionError rather than go back behind one that another version wrote. One that was being replaced when the machine stopped has its name back afterwards.
+    One that was being replaced when the machine stopped has its name back afterwards. OtherVersionError: another version wrote
+    the newest that can be read.
     """
     for replaced in run.checkpoints.glob(f"{REPLACED}*"):
         final = run.checkpoints / replaced.name.removeprefix(REPLACED)
