@@ -1,8 +1,12 @@
-"""Try a step's formulas on a few made-up episodes before anything starts. This imports torch, so it comes last."""
+"""Try a step's formulas on a few made-up episodes, and the model without its weights, before anything starts.
+
+This imports torch and transformers, so it comes last.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,6 +17,7 @@ from agent_train.config.schema import Config, first_line
 from agent_train.data.packing import batch_of, weighted
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
+from agent_train.learner.roles import VALUED, roles_of
 from agentgym.core.messages import assistant, user
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -44,6 +49,39 @@ def wrong_formulas(config: Config) -> Iterator[str]:
             _try(objective, signed, kl_coef)
     except ValueError as error:
         yield f"algorithm.loss={algorithm.loss} with its settings and algorithm.correction, kl and proximal: {first_line(error)}"
+
+
+def wrong_model(config: Config) -> Iterator[str]:
+    """Why the learner cannot train the architecture of `model.path` with these settings; at most one line. Reads no weights."""
+    if config.model.path is None:
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from agent_train.learner import fsdp, parallel
+    from agent_train.learner.attention import PACKED
+    from agent_train.learner.head import PackedPolicy, PackedValue
+    from agent_train.learner.loading import meta_parameters
+    from agent_train.learner.lora import add_adapters
+
+    learner, valued = config.learner, roles_of(config)[0] in VALUED
+    try:
+        settings = AutoConfig.from_pretrained(Path(config.model.path).expanduser(), trust_remote_code=False)
+        if valued:
+            settings.num_labels = 1
+        auto_class = AutoModelForSequenceClassification if valued else AutoModelForCausalLM
+        with meta_parameters():
+            model = auto_class.from_config(settings, attn_implementation=PACKED)
+        fsdp.check_layers(model)
+        PackedValue(model) if valued else PackedPolicy(model, learner.head_chunk)
+        if config.lora.rank and not valued:
+            add_adapters(model, config.lora)
+        if learner.tensor_parallel > 1 or learner.sequence_parallel > 1:
+            parallel.check_model(model, learner)
+        if learner.tensor_parallel > 1:
+            for block in fsdp.blocks_of(model):
+                parallel.plan_of(type(model).__name__, block, learner.tensor_parallel)
+    except (ValueError, KeyError, ImportError, OSError) as error:
+        yield f"model.path={config.model.path}: {first_line(error)}"
 
 
 def _samples(config: Config) -> list[TrainingSample]:

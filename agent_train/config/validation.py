@@ -43,13 +43,15 @@ SERVED = "remote"  # the file of `configs/env` for any environment that is serve
 def validate(config: Config) -> None:
     """Raise ConfigError, with a line for every problem, for a config that cannot run on this machine.
 
-    Slow checks come last, if nothing else is wrong: the formulas of the algorithm, which import torch, and the environment's tasks.
+    Slow checks come last, if nothing else is wrong: the formulas of the algorithm and the model without its weights, which
+    import torch, and the environment's tasks.
     """
     problems = list(_problems(config))
-    if config.mode == "rl" and not problems:
-        from agent_train.config.trial import wrong_formulas
+    if not problems:
+        from agent_train.config.trial import wrong_formulas, wrong_model
 
-        problems = list(wrong_formulas(config)) or list(_wrong_splits(config))
+        checks = (wrong_formulas, wrong_model, _wrong_splits) if config.mode == "rl" else (wrong_model,)
+        problems = next(filter(None, (list(check(config)) for check in checks)), [])
     if problems:
         raise ConfigError(*problems)
 

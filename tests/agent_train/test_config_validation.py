@@ -61,7 +61,9 @@ def model_folder(
     folder = tmp_path / "model"
     folder.mkdir()
     if config:
-        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": longest}))
+        small = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+        text = {"model_type": "qwen2", "max_position_embeddings": longest, **small}
+        (folder / "config.json").write_text(json.dumps(text))
     if weights:
         (folder / "model.safetensors").touch()
     if tokenizer:

@@ -1,5 +1,8 @@
 """The formulas of an algorithm are tried before anything starts: what they refuse is refused at validation."""
 
+import json
+import re
+
 import pytest
 from recipe_cases import settings_of
 
@@ -7,7 +10,7 @@ from agent_train.config import combinations, trial
 from agent_train.config.compose import choices
 from agent_train.config.extensions import advantages
 from agent_train.config.schema import settings
-from agent_train.config.trial import wrong_formulas
+from agent_train.config.trial import wrong_formulas, wrong_model
 
 
 def problems(*overrides):
@@ -97,3 +100,34 @@ def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refus
     (problem,) = problems("algorithm.advantage.name=no_such_module:f")
     assert problem.startswith("algorithm.advantage.name=no_such_module:f: advantage")
     assert "cannot import module" in problem
+
+
+def model_problems(folder, *overrides):
+    return list(wrong_model(settings_of(f"model.path={folder}", *overrides)))
+
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "told"),
+    [
+        ("qwen3", ["lora.rank=4", "lora.targets=[q_proj,query]"], r"lora.targets: .*no linear layers \['query'\]"),
+        ("qwen3", ["learner.workers=4", "learner.tensor_parallel=4"], "tensor_parallel=4 has to divide"),
+        ("qwen3", ["learner.workers=3", "learner.sequence_parallel=3"], "sequence_parallel=3 cannot share"),
+        ("phi3", ["learner.workers=2", "learner.tensor_parallel=2"], "has a layer 'self_attn.qkv_proj'"),
+        ("bloom", [], "would join the tokens of packed samples"),
+        ("gpt_oss_of_tomorrow", [], "gpt_oss_of_tomorrow"),
+    ],
+)
+def test_a_model_that_the_learner_cannot_train_is_refused_before_its_weights_are_read(tmp_path, kind, overrides, told):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "pad_token_id": 0, **SHAPE}))
+    (found,) = model_problems(tmp_path, *overrides)
+    assert found.startswith(f"model.path={tmp_path}: ")
+    assert re.search(told, found)
+
+
+@pytest.mark.parametrize("overrides", [["mode=sft"], ["mode=rm"], ["lora.rank=4"], ["learner.tensor_parallel=2"]])
+def test_a_model_that_it_can_train_is_not(tmp_path, overrides):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **SHAPE}))
+    assert model_problems(tmp_path, *overrides) == []
