@@ -24,6 +24,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agent_train.algorithms.losses import single
 from agent_train.data.packing import FILLER_ID, MicroBatch, Prefix
 
 PACKED = "agentgym_packed"
@@ -157,7 +158,7 @@ class _Joined(torch.autograd.Function):
         window: int | None,
     ) -> Tensor:
         given_HTD, dtype = (query_HTD, key_KTD, value_KTD), query_HTD.dtype
-        query_HTD, key_KTD, value_KTD = map(_exact, given_HTD)
+        query_HTD, key_KTD, value_KTD = map(single, given_HTD)
         heads, size, width = query_HTD.shape
         out_THD = query_HTD.new_empty(size, heads, width)
         calls = list(_calls(segments, window, query_HTD))
@@ -185,8 +186,8 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *saved, lse_HT = ctx.saved_tensors
-        query_HTD, key_KTD, value_KTD, out_THD = map(_exact, saved)
-        grad_HTD, out_HTD = _exact(grads[0]).transpose(0, 1), out_THD.transpose(0, 1)
+        query_HTD, key_KTD, value_KTD, out_THD = map(single, saved)
+        grad_HTD, out_HTD = single(grads[0]).transpose(0, 1), out_THD.transpose(0, 1)
         found = [torch.empty_like(x.transpose(0, 1)).transpose(0, 1) for x in (query_HTD, key_KTD, value_KTD)]
         for call in ctx.calls:
             parts = _flash_backward(
@@ -208,10 +209,6 @@ class _Joined(torch.autograd.Function):
                 else:
                     place(whole).copy_(part)
         return *(x.to(grads[0].dtype) for x in found), None, None, None
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _AttentionCall(NamedTuple):

@@ -1,11 +1,17 @@
 """The models of a run: which there are, where each starts from, which of them learn. Nothing here imports torch."""
 
+from __future__ import annotations
+
 import contextlib
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agent_train.config.extensions import advantages
 from agent_train.config.schema import OWN, Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Those that give a number for each position in place of log-probabilities.
 VALUED = ("critic", "reward_model")
@@ -117,7 +123,14 @@ def check_folder(folder: str | Path, policy_dir: str | Path, name: str) -> None:
             )
 
 
-def tokenizer_of(folder: str | Path) -> Any:
+def tokenizer_of(model_dir: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder. One that is a `tokenizer.json` alone does without the import of torch and all models."""
+    from transformers import PreTrainedTokenizerFast
+
+    file = Path(model_dir) / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.get("tokenizer_class") == PreTrainedTokenizerFast.__name__:
+        return PreTrainedTokenizerFast.from_pretrained(str(model_dir))
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(str(model_dir))  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_train.learner.roles import tokenizer_of
 from agentgym.core.messages import Message, assistant, text_of, tool_result, user
 
 if TYPE_CHECKING:
@@ -46,19 +47,6 @@ class Rendered:
 
     def answered(self, completion: Sequence[int]) -> Rendered:
         return Rendered(self.ids, self.text, list(completion))
-
-
-def tokenizer_of(model_dir: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. One that is a `tokenizer.json` alone does without the import of torch and all models."""
-    from transformers import PreTrainedTokenizerFast
-
-    file = Path(model_dir) / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if settings.get("tokenizer_class") == PreTrainedTokenizerFast.__name__:
-        return PreTrainedTokenizerFast.from_pretrained(str(model_dir))
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(model_dir))  # type: ignore[no-any-return]
 
 
 class Renderer:

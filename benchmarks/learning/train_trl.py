@@ -27,8 +27,8 @@ from trl import GRPOConfig, GRPOTrainer
 from agent_train.config.compose import compose
 from agent_train.config.schema import Config
 from agent_train.config.validation import env_spec
+from agent_train.learner.roles import tokenizer_of
 from agent_train.rollout.draws import pick_tasks
-from agent_train.rollout.renderer import tokenizer_of
 from agentgym.core.env import Env
 
 
