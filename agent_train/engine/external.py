@@ -19,7 +19,7 @@ import aiohttp
 
 from agent_train.config.schema import EngineConfig, first_line
 from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Sampling
-from agent_train.engine.http import Refused, ServerFailed, ask, healthy, open_client, post
+from agent_train.engine.http import Refused, ServerFailed, healthy, open_client, post
 from agent_train.engine.servers import HEALTH_SECONDS, Progress, Router
 from agent_train.engine.vllm import LOAD_SECONDS, sampling_params
 from agent_train.report.timeline import Timeline
@@ -257,7 +257,8 @@ class ExternalEngine(Engine):
         await self._client.close()
 
     async def _ask(self, server: Remote, path: str) -> Any:
-        return await ask(self._client, server.url, path, _CHECK_SECONDS, "looking at a server")
+        told = "looking at a server"
+        return await post(self._client, server.url, path, None, _CHECK_SECONDS, told, method="GET")
 
     async def _post(self, server: Remote, path: str, body: dict[str, Any] | None, seconds: float, what: str) -> Any:
         return await post(self._client, server.url, path, body, seconds, what)

@@ -70,11 +70,6 @@ async def post(
     raise AssertionError("the last attempt returns or raises")
 
 
-async def ask(client: aiohttp.ClientSession, base_url: str, path: str, seconds: float, what: str) -> Any:
-    """As `post`, by GET."""
-    return await post(client, base_url, path, None, seconds, what, method="GET")
-
-
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:
     """True if GET /health answers 200 in time."""
     return await get(client, base_url + "/health", seconds) is not None

@@ -118,7 +118,8 @@ class VllmEngine(Engine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
         self.check_request(prompt_ids, sampling)
-        body = _request_body(prompt_ids, sampling)
+        params = {**sampling_params(sampling), "detokenize": False}
+        body: dict[str, Any] = {"token_ids": list(prompt_ids), "sampling_params": params}
         for _ in range(_TRIES):
             while (serving := await self.servers.some(HEALTHY)) and not self._serving.is_set():
                 await self._serving.wait()
@@ -408,10 +409,6 @@ def server_options(
         arguments=arguments,
         environment=environment,
     )
-
-
-def _request_body(prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    return {"token_ids": list(prompt_ids), "sampling_params": {**sampling_params(sampling), "detokenize": False}}
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:

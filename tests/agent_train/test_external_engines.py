@@ -20,7 +20,7 @@ from agent_train.config.schema import EngineConfig
 from agent_train.engine import external, servers
 from agent_train.engine.base import EngineError, EngineLostError, Sampling
 from agent_train.engine.external import OpenAIEngine, SglangEngine
-from agent_train.engine.http import ask, open_client, post
+from agent_train.engine.http import open_client, post
 from agent_train.report.metrics import read_metrics
 from agent_train.weights.files import WHOLE, WeightCopy
 from agent_train.weights.sync import sync_files
@@ -211,7 +211,8 @@ def test_what_others_load_into_a_vllm_server_is_noticed(vllm_url, untied_dir, tm
         assert engine.servers[0].tells_versions == tells
         await send(engine, weights_of(untied_dir), tmp_path, 1)
         async with open_client(KEY) as other:
-            assert (await ask(other, vllm_url, "/weight_info", 5, "asking"))["weight_version"].startswith("1-")
+            told = await post(other, vllm_url, "/weight_info", None, 5, "asking", method="GET")
+            assert told["weight_version"].startswith("1-")
             await post(other, vllm_url, "/update_weight_version", {"new_version": "1"}, 5, "naming")
         with pytest.raises(EngineLostError, match=r"has weights '1', not '1-\w+': it was started again, or somebody"):
             await engine.generate(PROMPT, Sampling(2))

@@ -23,7 +23,7 @@ from agent_train.data.packing import batch_of, rank_batches, weighted
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.engine.embedded import EmbeddedEngine
-from agent_train.engine.vllm import _request_body
+from agent_train.engine.vllm import sampling_params
 from agent_train.weights.sync import WeightAddress, WeightSyncError, free_port, sync
 from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
@@ -188,7 +188,7 @@ def test_15_log_probabilities_of_a_cut_distribution_are_off_by_exactly_the_kept_
 
 def test_15_no_engine_is_asked_to_cut_the_distribution():
     assert set(Sampling.__dataclass_fields__) == {"max_tokens", "temperature", "stop_token_ids", "seed"}
-    assert not {"top_p", "top_k", "min_p"} & _request_body([1], Sampling(4))["sampling_params"].keys()
+    assert not {"top_p", "top_k", "min_p"} & sampling_params(Sampling(4)).keys()
 
 
 # Rule 18.
