@@ -43,9 +43,9 @@ def by_policy(
     return [(name, groups_of[name], samples_of[name]) for name in groups_of]
 
 
-def parts(trajectory: Trajectory, credit: str = "own") -> list[Trajectory]:
+def parts(trajectory: Trajectory) -> list[Trajectory]:
     """The episode of each player; the episode itself where it has none."""
-    return [group.trajectories[0] for group in apart([Group(trajectory.task_id, [trajectory])], credit)]
+    return [group.trajectories[0] for group in apart([Group(trajectory.task_id, [trajectory])])]
 
 
 def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:

@@ -26,7 +26,8 @@ PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 BYTES = 256
-SLOW_EPISODES = 4  # whose texts make a tokenizer, where a step may take minutes
+MISTAKES = 0.3  # share of random actions in the episodes whose texts make a tokenizer
+SLOW_EPISODES = 4  # of them, where a step may take minutes
 LONG_EPISODE = 1000  # turns at which one ends here, if its environment does not end it
 # Head sizes that both transformers and every vLLM attention back end take (the CPU one is the narrowest).
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -122,35 +123,33 @@ def train_tokenizer(texts: Iterable[str], vocab: int, max_len: int) -> PreTraine
     )
 
 
-def texts_of_env(
-    env_id: str, kwargs: Mapping[str, Any] | None = None, n: int = 64, seed: int = 0, mistakes: float = 0.3
-) -> list[str]:
+def texts_of_env(env_id: str, kwargs: Mapping[str, Any] | None = None, n: int = 64, seed: int = 0) -> list[str]:
     """The texts of n episodes of an environment, to train a tokenizer on: each message's content, in order.
 
-    The expert plays, with a share of random `mistakes`; without an expert it is the opening messages of n tasks. Of an environment
-    whose steps may take minutes (`step_seconds`), `SLOW_EPISODES` at most.
+    The expert plays, with `MISTAKES`; without an expert it is the opening messages of n tasks. Of an environment whose steps may take
+    minutes (`step_seconds`), `SLOW_EPISODES` at most.
     """
-    return asyncio.run(_texts(env_id, dict(kwargs or {}), n, random.Random(seed), mistakes))
+    return asyncio.run(_texts(env_id, dict(kwargs or {}), n, random.Random(seed)))
 
 
-async def _texts(env_id: str, kwargs: dict[str, Any], n: int, rng: random.Random, mistakes: float) -> list[str]:
+async def _texts(env_id: str, kwargs: dict[str, Any], n: int, rng: random.Random) -> list[str]:
     texts: list[str] = []
     env = make(env_id, **kwargs)
     try:
         tasks = replace(spec(env_id), kwargs={**spec(env_id).kwargs, **kwargs}).tasks("train")
         slow = env.get_wrapper_attr("step_seconds") is not None
         for _ in range(min(n, SLOW_EPISODES) if slow else n):
-            texts += await _episode_texts(env, tasks[rng.randrange(len(tasks))], rng, mistakes)
+            texts += await _episode_texts(env, tasks[rng.randrange(len(tasks))], rng)
     finally:
         await close_env(env)
     return texts
 
 
-async def _episode_texts(env: Env, task: Task, rng: random.Random, mistakes: float) -> list[str]:
+async def _episode_texts(env: Env, task: Task, rng: random.Random) -> list[str]:
     """Of an episode that fails, the texts before: the run tells of failures when it plays."""
     if not env.has_wrapper_attr("expert_action"):
         return [text_of(message) for message in task.messages]
-    expert = ExpertPolicy(mistakes if env.has_wrapper_attr("random_action") else 0.0, rng)
+    expert = ExpertPolicy(MISTAKES if env.has_wrapper_attr("random_action") else 0.0, rng)
     seed = rng.randrange(2**31)
     played = await run_episode(env, expert, task, seed=seed, limits=Limits(max_turns=LONG_EPISODE))
     said = [message for turn in played.turns for message in (*turn.observation, turn.reply)]

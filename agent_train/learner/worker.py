@@ -63,7 +63,7 @@ class LearnerWorker:
         return int(self._store.port)
 
     def start(self, host: str, port: int, model_dir: str) -> list[TensorInfo]:
-        """Join the other ranks, load and fsdp.shard the model. Returns the manifest of the weights that `send_weights` sends."""
+        """Join the other ranks, load and shard the model. Returns the manifest of the weights that `send_weights` sends."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
@@ -84,7 +84,7 @@ class LearnerWorker:
         return self.load(model_dir)
 
     def load(self, model_dir: str) -> list[TensorInfo]:
-        """Load and fsdp.shard a model in place of the one before, with a new optimizer if it learns."""
+        """Load and shard a model in place of the one before, with a new optimizer if it learns."""
         self._model_dir = Path(model_dir)
         self.module = fsdp.shard(self._load_module(model_dir), self.dims, self.config, model_dir, self.device)
         self._phase, self.steps = "", 0
