@@ -1,8 +1,8 @@
 """The training loop of every mode: take a step, measure, save. `rl.py` and `offline/context.py` say what a step is."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,7 +149,6 @@ async def join_cluster(
     return Joined(config, fitting.servers, files)
 
 
-@asynccontextmanager
 async def open_parts(
     joined: Joined,
     folder: RunFolder,
@@ -157,22 +156,23 @@ async def open_parts(
     checkpoint: Checkpoint | None,
     learners: Sequence[Learner],
     steps: int,
-) -> AsyncIterator[dict[str, Any]]:
+    stack: AsyncExitStack,
+) -> dict[str, Any]:
     """The fields of `TrainerContext`. The state of `checkpoint`, if there is one, is loaded into the learners."""
-    config = joined.config
     for learner in learners:
         learner.files = joined.files
     if checkpoint is not None:
         tracker.phase("loading the checkpoint", checkpoint.path.name)
         await asyncio.gather(*(learner.load_state(checkpoint.state(learner.name)) for learner in learners))
-    trainer, timeout = config.trainer, config.learner.timeout
+    trainer, timeout = joined.config.trainer, joined.config.learner.timeout
     saving = Checkpoints(folder, trainer.keep_checkpoints, timeout, tracker.note, lambda: tracker.elapsed, trainer.dump)
-    async with saving as checkpoints:
-        parts = {
-            "config": config,
-            "folder": folder,
-            "files": joined.files,
-            "tracker": tracker,
-            "checkpoints": checkpoints,
-        }
-        yield parts | {"learners": learners, "steps": steps, "resumed": checkpoint and checkpoint.progress}
+    return {
+        "config": joined.config,
+        "folder": folder,
+        "files": joined.files,
+        "tracker": tracker,
+        "learners": learners,
+        "checkpoints": await stack.enter_async_context(saving),
+        "steps": steps,
+        "resumed": checkpoint and checkpoint.progress,
+    }

@@ -77,7 +77,6 @@ class RlContext(TrainerContext):
     rollouts: Rollouts[tuple[Rollout, Journal]]
     checksums: dict[int, int]  # of the run's weights, by version
     models: Models
-    train_tasks: TaskSet
     test_tasks: TaskSet
     demonstrations: asyncio.Task[list[TrainingSample]] | None
     past: Past | None  # of a run with such players
@@ -406,16 +405,15 @@ async def open_rl(
             following = follow_load(sampler.places, sampler.concurrency, engine, tracker.timeline)
             stack.callback(asyncio.create_task(following).cancel)
         stack.push_async_callback(ahead.close)
-        opening = open_parts(joined, folder, tracker, checkpoint, learning(config, models), config.trainer.steps)
+        learners, steps = learning(config, models), config.trainer.steps
         yield RlContext(
-            **await stack.enter_async_context(opening),
+            **await open_parts(joined, folder, tracker, checkpoint, learners, steps, stack),
             policies=policies,
             sampler=sampler,
             draws=draws,
             rollouts=ahead,
             checksums=checksums,
             models=models,
-            train_tasks=train_tasks,
             test_tasks=test_tasks,
             demonstrations=demonstrated,
             past=past,

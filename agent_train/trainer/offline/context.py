@@ -96,8 +96,7 @@ async def open_offline(
         if objective.needs_reference and not config.reference.path:
             # Before the checkpoint is loaded: the reference is the policy as the run began.
             splits = await _ask_reference(config, learner, splits, tracker)
-        opening = open_parts(joined, folder, tracker, checkpoint, [learner], steps)
-        parts = await stack.enter_async_context(opening)
+        parts = await open_parts(joined, folder, tracker, checkpoint, [learner], steps, stack)
         tracker.phase("training")
         yield OfflineContext(**parts, objective=objective, train=splits[0], test=splits[1])
 
