@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym.core.trajectory import Trajectory
 from agentgym.core.usage_error import instead
 from agentgym.evaluate.plan import read_values
-from agentgym.evaluate.results import summed
+from agentgym.evaluate.results import summed, usage_of
 from agentgym.policies.base import EndpointUsage, Policy
 
 
@@ -70,17 +71,9 @@ class Spent:
         self.cost += other.cost
         return self
 
-    def add(self, record: dict[str, Any]) -> None:
-        metadata = record["metadata"]
-        self.episodes += 1
-        self.cost += metadata.get("cost") or 0.0
-        if whole := (metadata.get("calls") or {}).get("usage"):
-            self.tokens += tokens_of(whole)
-            return
-        for call in (*record["turns"], *record.get("summaries", ())):
-            usage, tokens = call.get("usage"), call.get("tokens")
-            exact = tokens and tokens["shared"] + len(tokens["new_prompt_ids"]) + len(tokens["completion_ids"])
-            self.tokens += tokens_of(usage) if usage else exact or 0
+    @classmethod
+    def of(cls, episode: Trajectory) -> "Spent":
+        return cls(1, tokens_of(usage_of(episode)), episode.metadata.get("cost") or 0.0)
 
 
 def tokens_of(usage: dict[str, int]) -> int:

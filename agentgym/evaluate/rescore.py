@@ -10,14 +10,11 @@ from agentgym.agents.play import actions_of, rewarded
 from agentgym.core.agent_failure import AGENT_FAILED
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.plan import Cell
-from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import Results
-from agentgym.evaluate.run import LABELS, labels_of, results_in
+from agentgym.evaluate.run import LABELS, labels_of, results_in, write_outcome
 from agentgym.evaluate.store import Store, cells_of, effective, open_store, read_run, scan
 from agentgym.policies.base import Reply, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_many
-from agentgym.storage.files import write_json
-from agentgym.viewer.export import write_report
 
 BATCH = 512  # episodes that are in memory at a time
 _BY_ENV = ("terminated", "truncated")
@@ -95,10 +92,7 @@ async def rescore(
     with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
         for cell, file in pairs:
             await _rescore_cell(store, cell, file, concurrency, on_end)
-    results = results_in(out)
-    write_json(out / "results.json", results.to_json())
-    write_predictions(out)
-    write_report(out, "evaluation")
+    results = write_outcome(out, results_in(out))
     return [_summed(cell, store.file_of(cell)) for cell, _ in pairs], results
 
 

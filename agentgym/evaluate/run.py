@@ -20,7 +20,7 @@ from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task
 from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate.agents import MakePolicy
-from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of, tokens_of
+from agentgym.evaluate.budget import Budget, Prices, Spent, calls_of
 from agentgym.evaluate.plan import AgentSpec, Cell
 from agentgym.evaluate.predictions import write_predictions
 from agentgym.evaluate.results import CellResult, EpisodeNumbers, Results, numbers_of, results_of, usage_of
@@ -304,7 +304,7 @@ class _Evaluation:
             self.store.append(part.cell, trajectory)
         if part.fresh:
             part.numbers.append(numbers_of(trajectory))
-        self.spent += Spent(1, tokens_of(usage), cost or 0.0)
+        self.spent += Spent.of(trajectory)
         if self.watch is not None:
             self.watch.ended(part.cell, trajectory)
         if self.on_end is not None:
@@ -379,7 +379,11 @@ def _write_results(out: Path, stopped: str | None, parts: Sequence[_PlayedCell],
         if part.began is not None:
             took[part.cell.name] = took.get(part.cell.name, 0.0) + (part.ended or time.monotonic()) - part.began
     known = {part.cell.name: part.numbers for part in parts if part.fresh}
-    results = results_in(out, stopped, took, total + time.monotonic() - began, known)
+    return write_outcome(out, results_in(out, stopped, took, total + time.monotonic() - began, known))
+
+
+def write_outcome(out: Path, results: Results) -> Results:
+    """Write `results.json`, and what is made of it and of the episodes."""
     write_json(out / "results.json", results.to_json())
     write_predictions(out)
     write_report(out, "evaluation")

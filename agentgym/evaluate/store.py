@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym import __version__
 from agentgym.core import registration
@@ -36,6 +36,8 @@ from agentgym.storage.locks import hold
 
 FORMAT = 1
 Key = tuple[str, int]  # of an episode in its cell: the task's id and the sample
+T = TypeVar("T")
+_BROKEN = (ValueError, KeyError, TypeError, AttributeError)  # what a line raises that is no episode
 _MAY_DIFFER = ASKING | {"base_url"}
 
 
@@ -168,10 +170,9 @@ def cells_of(path: Path, record: Mapping[str, Any]) -> list[tuple[Cell, Path]]:
 def scan(path: Path) -> Stored:
     """Read a file of episodes once from end to end; only keys and sums stay in memory. Raises as `effective`."""
     found = Stored()
-    for _, record in _records(path):
-        key = (record["task_id"], record["sample"])
-        (found.failed if record["end"] == "error" else found.done).add(key)
-        found.spent.add(record)
+    for _, episode in _read(path, _episode):
+        (found.failed if episode.failed else found.done).add((episode.task_id, episode.sample))
+        found.spent += Spent.of(episode)
     found.failed -= found.done
     return found
 
@@ -183,8 +184,7 @@ def effective(path: Path) -> Iterator[Trajectory]:
     """
     # The file of a cell has one environment, one of a training run may have more, and their tasks the same ids.
     chosen: dict[tuple[str, str, int], tuple[int, bool]] = {}
-    for offset, record in _records(path, _head):
-        key, failed = (record["env"], record["task_id"], record["sample"]), record["end"] == "error"
+    for offset, (key, failed) in _read(path, _head):
         if key not in chosen or chosen[key][1] or not failed:
             chosen[key] = (offset, failed)
     if not chosen:
@@ -194,8 +194,8 @@ def effective(path: Path) -> Iterator[Trajectory]:
             lines.seek(offset)
             line = lines.readline()
             try:
-                yield Trajectory.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+                yield _episode(line)
+            except _BROKEN as error:
                 lines.seek(0)
                 raise _broken(path, lines.read(offset).count(b"\n") + 1, error) from error
 
@@ -205,32 +205,36 @@ def read_cell(path: Path) -> dict[Key, Trajectory]:
     return {(trajectory.task_id, trajectory.sample): trajectory for trajectory in effective(path)}
 
 
-def _head(line: bytes) -> Any:
-    """The object of a line without its turns, which are most of it and stand at its end."""
+def _episode(line: bytes) -> Trajectory:
+    return Trajectory.from_json(json.loads(line))
+
+
+def _head(line: bytes) -> tuple[tuple[str, str, int], bool]:
+    """What tells a line's episode from others, and whether it failed; its turns, which are most of it, are not parsed."""
     head, found, _ = line.partition(b', "turns": [')
     try:
-        return json.loads(head + b"}" if found and line.endswith(b"}\n") else line)
+        record = json.loads(head + b"}" if found and line.endswith(b"}\n") else line)
     except ValueError:  # such words stand in an object before
-        return json.loads(line)
+        record = json.loads(line)
+    return (record["env"], record["task_id"], record["sample"]), record["end"] == "error"
 
 
 def _broken(path: Path, number: int, error: Exception) -> ValueError:
     return ValueError(f"{path}:{number}: not an episode ({error!r:.100}): remove this line to go on without it")
 
 
-def _records(path: Path, read: Callable[[bytes], Any] = json.loads) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's offset and object; a last line that is cut is left out. No file: nothing."""
+def _read(path: Path, read: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
+    """Each line's offset and what is read of it; a last line that is cut is left out. No file: nothing."""
     offset = 0
     with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                record = read(line)
-                _ = [record[name] for name in ("env", "task_id", "sample", "end", "metadata")]
-            except (ValueError, KeyError, TypeError) as error:
+                found = read(line)
+            except _BROKEN as error:
                 if not line.endswith(b"\n"):
                     return
                 raise _broken(path, number, error) from error
-            yield offset, record
+            yield offset, found
             offset += len(line)
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.core.trajectory import Summary, Tokens, Trajectory, Turn
-from agentgym.evaluate.budget import Budget, Spent, calls_of, tokens_of
-from agentgym.evaluate.results import usage_of
+from agentgym.evaluate.budget import Budget, Spent, calls_of
 from agentgym.policies.base import EndpointUsage, NullPolicy
 
 
@@ -75,12 +74,14 @@ def test_who_asks_no_endpoint_has_no_calls():
     assert calls_of([NullPolicy()]) is None
 
 
+def stored(trajectory: Trajectory) -> Trajectory:
+    return Trajectory.from_json(trajectory.to_json())
+
+
 def test_exact_tokens_are_counted_where_an_endpoint_counted_none():
     exact = [Tokens([1, 2], [3], [-0.1], [0]), Tokens([1, 2, 3, 4], [5, 6], [-0.1, -0.2], [0, 0])]
     turns = [Turn([], {"role": "assistant", "content": "x"}, tokens=tokens) for tokens in exact]
-    trajectory, spent = Trajectory("a/0", "e", "a", turns=turns), Spent()
-    spent.add(trajectory.to_json())
-    assert spent.tokens == tokens_of(usage_of(trajectory)) == 9
+    assert Spent.of(stored(Trajectory("a/0", "e", "a", turns=turns))).tokens == 9
 
 
 def test_a_summary_between_two_turns_counts_as_they_do():
@@ -90,9 +91,7 @@ def test_a_summary_between_two_turns_counts_as_they_do():
         Summary(1, [], said, usage={"prompt_tokens": 9, "completion_tokens": 3}),
         Summary(1, [], said, tokens=Tokens([1, 2], [3], [-0.1], [0])),
     ]
-    trajectory, spent = Trajectory("a/0", "e", "a", turns=turns, summaries=summaries), Spent()
-    spent.add(trajectory.to_json())
-    assert spent.tokens == tokens_of(usage_of(trajectory)) == 24
+    assert Spent.of(stored(Trajectory("a/0", "e", "a", turns=turns, summaries=summaries))).tokens == 24
 
 
 def test_the_calls_of_an_episode_count_and_else_its_turns():
@@ -104,5 +103,5 @@ def test_the_calls_of_an_episode_count_and_else_its_turns():
         Trajectory("a/1", "e", "a", turns=turns),
         Trajectory("a/2", "e", "a", end="error", error="x", metadata={"calls": counted}),
     ):
-        spent.add(trajectory.to_json())
+        spent += Spent.of(stored(trajectory))
     assert (spent.episodes, spent.tokens, spent.cost) == (3, 77, 0.5)
