@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -334,23 +335,21 @@ def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namesp
 
     served = [agent for agent in agents if "serve" in agent.settings]
     others = {agent.name: agent for agent in agents if agent not in served}
+    starts: list[AbstractContextManager[dict[str, AgentSpec]]] = [contextlib.nullcontext(others)] if others else []
+    for folder in dict.fromkeys(agent.settings["serve"] for agent in served):
+        starts.append(_served([agent for agent in served if agent.settings["serve"] == folder], out, args))
     begun = time.monotonic()
-    results = None
     try:
-        if others:
-            results = asyncio.run(leaving(_play(suite, out, others, begun, args)))
-        for folder in dict.fromkeys(agent.settings["serve"] for agent in served):
-            if results is not None and results.stopped is not None:
+        for start in starts:
+            with start as ready:
+                results = asyncio.run(leaving(_play(suite, out, ready, begun, args)))
+            if results.stopped is not None:
                 break
-            with _served([agent for agent in served if agent.settings["serve"] == folder], out, args) as there:
-                results = asyncio.run(leaving(_play(suite, out, there, begun, args)))
     except (StoreError, ServingError) as error:
         print(f"agentgym eval: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    if results is None:
-        raise UsageError("there is no agent to play")
     _show(results, out, args)
     if results.stopped is not None:
         return 130 if results.stopped == "interrupted" else 3

@@ -217,17 +217,11 @@ def _measured(a: ComparedCell, b: ComparedCell, both: Sequence[str], names: Sequ
         means = [(a.mean(task, name), b.mean(task, name)) for task in both]
         pairs = [(x, y) for x, y in means if x is not None and y is not None]
         if pairs:
-            found[name] = (
-                _of_shares(paired_difference(pairs)) if name.startswith("success") else paired_difference(pairs)
-            )
+            difference = found[name] = paired_difference(pairs)
+            if name.startswith("success") and difference.low is not None and difference.high is not None:
+                # No two shares differ by more than 1, however few the tasks.
+                found[name] = replace(difference, low=max(difference.low, -1.0), high=min(difference.high, 1.0))
     return found
-
-
-def _of_shares(difference: Difference) -> Difference:
-    """With an interval within -1 and 1: no two shares differ by more, however few the tasks."""
-    if difference.low is None or difference.high is None:
-        return difference
-    return replace(difference, low=max(difference.low, -1.0), high=min(difference.high, 1.0))
 
 
 def _most_changed(a: ComparedCell, b: ComparedCell, both: Sequence[str]) -> list[dict[str, Any]]:

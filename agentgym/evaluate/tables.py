@@ -25,20 +25,16 @@ def results_table(results: Results, parts: bool = False) -> RenderableType:
     """The results of a run for a terminal; with `parts`, also the tables by tag and by difficulty."""
     cells = results.cells
     shown: list[RenderableType] = [table_of(cells), *map(part_tables, cells if parts else ())]
-    # The environments with fewer tasks than were asked for.
-    smaller = [cell for cell in cells if cell.asked is not None and cell.planned // cell.samples < cell.asked]
-    texts = [
+    smaller = [
         f"{_name_lines(cell)[0]}: {cell.planned // cell.samples:,} of {cell.asked:,} tasks asked: the split has no more"
-        for cell in smaller
-    ]
-    shown += [Text(text, style="yellow") for text in dict.fromkeys(texts)]
-    shown += [
-        Text(
-            f"{one_line(cell.name)}: mean reward of {one_line(', '.join(f'{p} {number(r)}' for p, r in cell.players.items()))}"
-        )
         for cell in cells
-        if cell.players
+        if cell.asked is not None and cell.planned // cell.samples < cell.asked
     ]
+    shown += [Text(text, style="yellow") for text in dict.fromkeys(smaller)]
+    for cell in cells:
+        if cell.players:
+            means = ", ".join(f"{player} {number(reward)}" for player, reward in cell.players.items())
+            shown.append(Text(f"{one_line(cell.name)}: mean reward of {one_line(means)}"))
     missing = sum(cell.planned - cell.episodes - cell.errors for cell in cells)
     if results.stopped or missing > 0:
         why = f"stopped: {one_line(results.stopped)}; " if results.stopped else ""
@@ -102,15 +98,15 @@ def _name_lines(cell: CellResult) -> _Lines:
     return one_line(cell_name(cell.env, cell.split, "")), one_line(f"@{cell.agent}") if cell.agent else ""
 
 
-def _success(cell: CellResult | Part) -> _Lines:
-    return percent(cell.success), "" if cell.success is None else percent_range(cell.success_low, cell.success_high)
+def _success(part: Part) -> _Lines:
+    return percent(part.success), "" if part.success is None else percent_range(part.success_low, part.success_high)
 
 
-def _reward(cell: CellResult | Part) -> _Lines:
-    return number(cell.reward), half_width(cell.reward_low, cell.reward_high)
+def _reward(part: Part) -> _Lines:
+    return number(part.reward), half_width(part.reward_low, part.reward_high)
 
 
-def _with_errors(cell: CellResult | Part) -> _Lines:
+def _with_errors(cell: CellResult) -> _Lines:
     """The success, and below it the reward, with errors counted as zeros; empty without errors."""
     if not (cell.errors and cell.episodes):
         return NOTHING, ""
