@@ -19,7 +19,8 @@ from agentgym.sandbox.api import BackendDown, SandboxError, SandboxesInUse, Sand
 from agentgym.sandbox.guest.guest_sandbox import GRACE, GuestRpc, GuestSandbox, Header
 from agentgym.sandbox.images import build as images
 from agentgym.service.client.address import Address, RemoteError, is_url, parse
-from agentgym.service.client.blocking_websocket import BlockingWebSocket, HandshakeRefused, dial, said_in
+from agentgym.service.client.blocking_websocket import BlockingWebSocket, HandshakeRefused, said_in
+from agentgym.service.client.lookup import fetch
 from agentgym.service.protocol.frames import BAD_REQUEST, CAPACITY, DRAINING, RESUME_HEADER, Refused, ServiceLimits
 from agentgym.service.protocol.sandbox_frames import PART, PATH, PROTOCOL
 
@@ -30,7 +31,6 @@ RECONNECT_SECONDS = 20.0
 ABSENT_SECONDS = 3.0
 FRUITLESS = 8  # connections in a row over which no answer came
 _ANSWER_SECONDS = 60.0
-_LARGEST_ANSWER = 1 << 20
 _ROOM = 4096  # bytes of a request besides its data, at least
 _REFUSALS = {
     401: "it rejects the bearer token (401): set AGENTGYM_TOKEN",
@@ -105,26 +105,18 @@ def _image_there(image: str) -> str:
 
 
 def _check_image(address: Address, server: str, image: str) -> None:
-    headers, tls = _credentials(address)
+    headers, _ = _credentials(address)
     try:
-        connection = http.client.HTTPConnection(urlsplit(server).netloc)
-        connection.sock = dial(server, tls, time.monotonic() + CONNECT_SECONDS)
-        try:
-            connection.sock.settimeout(_ANSWER_SECONDS)
-            connection.request("GET", f"{PATH}?image={quote(image, safe='')}", headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(_LARGEST_ANSWER)
-            if answer.status == 200:
-                json.loads(body)
-        finally:
-            connection.close()
+        status, body = fetch(address, server, f"{PATH}?image={quote(image, safe='')}", headers, seconds=_ANSWER_SECONDS)
+        if status == 200:
+            json.loads(body)
     except (OSError, http.client.HTTPException, ValueError) as error:
         todo = "start `agentgym serve --sandbox` there"
         raise SandboxError(f"no server of sandboxes answers at {server}: {_said(error)}: {todo}") from error
-    if answer.status == 401 or (answer.status == 404 and b"NO_SANDBOX" not in body):
-        raise SandboxError(f"{server}: {_REFUSALS[answer.status]}")
-    if answer.status != 200:
-        raise SandboxError(f"{server}: {said_in(body) or f'it answered {answer.status}'}")
+    if status == 401 or (status == 404 and b"NO_SANDBOX" not in body):
+        raise SandboxError(f"{server}: {_REFUSALS[status]}")
+    if status != 200:
+        raise SandboxError(f"{server}: {said_in(body) or f'it answered {status}'}")
 
 
 def _credentials(address: Address) -> tuple[dict[str, str], Any]:

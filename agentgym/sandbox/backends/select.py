@@ -5,7 +5,6 @@ ends with the process that made it, because its guest loses its standard input; 
 """
 
 import atexit
-import difflib
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from agentgym.core.extensions import ExtensionPoint
+from agentgym.core.usage_error import closest
 from agentgym.sandbox.api import Sandbox, SandboxError, SandboxesInUse, SandboxSpec, whole_number
 from agentgym.sandbox.backends import bubblewrap, docker, engine
 from agentgym.sandbox.discovery import Found
@@ -173,9 +173,8 @@ def check_backend(name: str, what: str = "sandbox") -> str:
         return urls_of(name, what)
     valid = (*BACKENDS.names, "auto", "remote")
     if name not in valid and ":" not in name:
-        near = max(valid, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
         known = f"{', '.join(valid)}, http://HOST:PORT and package.module:function"
-        raise ValueError(f"{what}={name}: no such back end: did you mean {near}? There are {known}")
+        raise ValueError(f"{what}={name}: no such back end: did you mean {closest(name, valid)}? There are {known}")
     return name
 
 
