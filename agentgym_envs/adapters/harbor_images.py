@@ -12,20 +12,17 @@ built for a task give everyone the working folder. Such an image also tells its 
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import posixpath
 import re
 import shlex
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agentgym.sandbox.images.build import cache_folder, docker_tag, image_names
+from agentgym.sandbox.images.build import cache_folder, docker_tag, image_names, written_folder
 from agentgym_envs.adapters.harbor_tasks import HarborTask, Unsupported
 
 TOLD = "/etc/harbor"  # in a built image: the files workdir and env
@@ -263,7 +260,7 @@ def _with_our_tags(dockerfile: str) -> str:
 
 
 def _own_folder(task: HarborTask) -> str:
-    files: dict[str, Path | str] = {name: task.environment / name for name in OWN_FILES}
+    files: dict[str, Path | str] = {n: file for n in OWN_FILES if (file := task.environment / n).is_file()}
     below = files_below(task.environment / "files")
     return _folder(task, files | {f"files/{path}": file for file, path in below})
 
@@ -276,29 +273,5 @@ def _to_build(task: HarborTask, dockerfile: str, context: bool = True) -> str:
 
 def _folder(task: HarborTask, files: Mapping[str, Path | str]) -> str:
     """The folder of an image with these files or texts, beside agentgym's images. Equal ones give the same folder."""
-    contents = {
-        name: file
-        for name, file in sorted(files.items())
-        if isinstance(file, str) or file.is_symlink() or file.is_file()
-    }
-    digest = hashlib.sha256()
-    for name, file in contents.items():
-        link = isinstance(file, Path) and file.is_symlink()
-        content = os.readlink(file).encode() if link else file.encode() if isinstance(file, str) else file.read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
     name = re.sub(r"[^a-z0-9]+", "-", task.folder.name.lower()).strip("-") or "task"
-    place = cache_folder().parent / "harbor" / f"{name}-{digest.hexdigest()[:12]}"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".part-", dir=place.parent))
-        for name, file in contents.items():
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(file, str):
-                (part / name).write_text(file, encoding="utf-8")
-            else:
-                shutil.copy(file, part / name, follow_symlinks=False)
-        try:
-            part.rename(place)
-        except OSError:  # another process was first
-            shutil.rmtree(part)
-    return str(place)
+    return str(written_folder(files, lambda digest: cache_folder().parent / "harbor" / f"{name}-{digest}"))

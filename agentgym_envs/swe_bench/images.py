@@ -4,11 +4,8 @@ A rebuilt image has four layers: `sandboxes/swe`; an environment, which the inst
 release at /testbed; and what turns it into the instance. `image_of` writes the folders that say so; `build` makes the images.
 """
 
-import hashlib
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,17 +151,4 @@ def _file_name(id: str) -> str:
 
 def _written(name: str, files: dict[str, str]) -> Path:
     """A folder of these files, in one that is named by their content; written unless it is there."""
-    text = "".join(f"{key} {len(value)}\n{value}" for key, value in sorted(files.items()))
-    folder = _cache() / "images" / hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12] / name
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=folder.parent))
-        for key, value in files.items():
-            (work / key).write_text(value, encoding="utf-8", errors="surrogateescape")
-        try:
-            work.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(work)
-            if not folder.is_dir():
-                raise
-    return folder
+    return images.written_folder(files, lambda digest: _cache() / "images" / digest / name)

@@ -5,18 +5,16 @@ would show the solution. Nothing is installed: the interpreter imports from /tes
 """
 
 import configparser
-import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from agentgym.sandbox.api import SandboxError
 from agentgym.sandbox.images import interpreters
+from agentgym.sandbox.images.build import locked
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.patches import touched_files
 from agentgym_envs.swe_bench.recipes import Recipe
@@ -96,7 +94,7 @@ def make_instance(instance: Instance, cache: Path, release: Path, root: Path) ->
 def _archive(name: str, python: str, cache: Path) -> Path:
     """The archive of a release, downloaded by pip once for all instances."""
     kept = cache / name / "archive"
-    with _locked(kept):
+    with locked(kept.parent):
         if not kept.is_dir():
             program = interpreters.find(python).told["program"]
             options = ["--no-deps", "--no-binary", name.partition("==")[0], "--disable-pip-version-check", "--quiet"]
@@ -111,7 +109,7 @@ def _archive(name: str, python: str, cache: Path) -> Path:
 def _objects(name: str, cache: Path, place: Path) -> Path:
     """A folder with git's index and objects of a release, made once, which those of its instances are copied from."""
     kept = cache / name / f"git-{place.parents[1].name}"  # by the digest of the release's image
-    with _locked(kept):
+    with locked(kept.parent):
         if not kept.is_dir():
             with tempfile.TemporaryDirectory(dir=kept.parent) as work:
                 new = Path(work, "repository")
@@ -122,14 +120,6 @@ def _objects(name: str, cache: Path, place: Path) -> Path:
                 _git(new, "repack", "-a", "-d", "--quiet")
                 (new / ".git").rename(kept)
     return kept
-
-
-@contextmanager
-def _locked(kept: Path) -> Iterator[None]:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with (kept.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _init(place: Path) -> None:

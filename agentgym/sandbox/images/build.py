@@ -14,8 +14,9 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,34 @@ def cache_folder() -> Path:
     return Path(base) / "agentgym" / "sandboxes"
 
 
+def written_folder(files: Mapping[str, Path | str], place: Callable[[str], Path]) -> Path:
+    """A folder of these files, links or texts, for `build`: at the place of their digest, and written unless it is there."""
+    digest = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        if isinstance(file, str):
+            content = file.encode("utf-8", "surrogateescape")
+        else:
+            content = os.readlink(file).encode() if file.is_symlink() else file.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    folder = place(digest.hexdigest()[:12])
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        for name, file in files.items():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file, str):
+                (work / name).write_text(file, encoding="utf-8", errors="surrogateescape")
+            else:
+                shutil.copy(file, work / name, follow_symlinks=False)
+        try:
+            work.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(work)
+            if not folder.is_dir():
+                raise
+    return folder
+
+
 def build(
     name: str,
     how: str = "auto",
@@ -205,7 +234,7 @@ def build(
     if what.base is not None:
         return _build_layer(what, what.base, how, docker, force, say, fill)
     place = what.place
-    with _locked(say, place.parent):
+    with locked(place.parent, say):
         api = None
         if docker is None and how != "registry" and (reason := engine.unavailable()):
             say(f"no Docker image is made: {reason}")
@@ -256,7 +285,7 @@ def _build_layer(
 ) -> Built:
     started = time.monotonic()
     build(str(base.folder), how, docker=docker, say=lambda text: say(f"{base.name}: {text}"))
-    with _locked(say, what.place.parent):
+    with locked(what.place.parent, say):
         api = engine.client() if docker or (docker is None and engine.unavailable() is None) else None
         fresh = force or shelf.read(what.place) is None
         if fresh:
@@ -403,7 +432,8 @@ def _publish(root: Path, what: Recipe, way: str) -> None:
 
 
 @contextmanager
-def _locked(say: Callable[[str], None], folder: Path) -> Iterator[None]:
+def locked(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """One process at a time, for what is made once in a folder. SandboxError: it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / shelf.LOCK).open("w")
