@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from agent_train.cluster.lost import side_by_side
 from agent_train.config.schema import Config
 from agent_train.data.samples import TrainingSample
 from agent_train.engine.base import EngineError
@@ -51,11 +52,8 @@ class Teacher:
 
     async def logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
         """The teacher's log-probability of each sampled token of each sample, in nats, 0.0 elsewhere."""
-        try:
-            async with asyncio.TaskGroup() as asking:
-                asked = [asking.create_task(self._score(sample)) for sample in samples]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        async with side_by_side() as asking:
+            asked = [asking.create_task(self._score(sample)) for sample in samples]
         return [each.result() for each in asked]
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_train.cluster.lost import side_by_side
 from agent_train.config.schema import Config
 from agent_train.learner.roles import check_folder, learns, own_players, roles_of, source_of, start_of
 from agent_train.report.timeline import Timeline
@@ -86,14 +87,11 @@ async def start_models(
         stack.push_async_callback(teacher.close)
         return teacher
 
-    try:
-        async with asyncio.TaskGroup() as starting:
-            parts: dict[str, Any] = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
-            own = {player: starting.create_task(open_role("policy", player)) for player in own_players(config)}
-            if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
-                parts["teacher"] = starting.create_task(open_endpoint())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async with side_by_side() as starting:
+        parts: dict[str, Any] = {role: starting.create_task(open_role(role)) for role in roles_of(config)}
+        own = {player: starting.create_task(open_role("policy", player)) for player in own_players(config)}
+        if config.algorithm.advantage.name == "distill" and config.teacher.url is not None:
+            parts["teacher"] = starting.create_task(open_endpoint())
     models = {role: task.result() for role, task in parts.items()}
     return Models(**models, own={player: task.result() for player, task in own.items()})
 

@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_train.cluster.lost import LostError
+from agent_train.cluster.lost import LostError, side_by_side
 from agent_train.cluster.network import serving_address
 from agent_train.cluster.placement import PlacementError, env_workers_wanted, rank_devices
 from agent_train.config.schema import Config, first_line
@@ -113,12 +113,9 @@ class EnvWorkers:
     async def start(self, count: int, token_file: str) -> None:
         """Place and start this many, side by side. Clients read their token in `token_file`."""
         self.nodes = await _nodes_of(count, self.config)
-        try:
-            async with asyncio.TaskGroup() as starting:
-                for number in range(count):
-                    starting.create_task(self._start(number))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        async with side_by_side() as starting:
+            for number in range(count):
+                starting.create_task(self._start(number))
         self.first = tuple(self.urls[number] for number in range(count))
         found = spec(",".join(f"{url}/{NAME}" for url in self.first))
         self.client = replace(found, kwargs={**found.kwargs, "token_file": token_file})

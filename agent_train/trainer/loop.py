@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_train.cluster.files import RunFiles
+from agent_train.cluster.lost import side_by_side
 from agent_train.cluster.placement import PlacementError, own_ray_cpus, parts_asked, parts_that_fit
 from agent_train.cluster.ray_cluster import start_ray
 from agent_train.config.schema import Config
@@ -55,15 +56,12 @@ class TrainerContext:
 
 async def train(context: TrainerContext) -> None:
     """Train until the last step; all measurements go to the tracker. If a part fails for good, the last checkpoint stays usable."""
-    try:
-        async with asyncio.TaskGroup() as beside:
-            watches = [context.files.watch, *(each.watch for each in context.watched())]
-            watching = [beside.create_task(watch()) for watch in watches]
-            await _take_steps(context)
-            for watch in watching:
-                watch.cancel()
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async with side_by_side() as beside:
+        watches = [context.files.watch, *(each.watch for each in context.watched())]
+        watching = [beside.create_task(watch()) for watch in watches]
+        await _take_steps(context)
+        for watch in watching:
+            watch.cancel()
 
 
 async def _take_steps(context: TrainerContext) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent_train.cluster.lost import side_by_side
 from agent_train.config.extensions import engines
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Engine
@@ -59,24 +60,22 @@ async def start_parts(
     earlier: asyncio.Task[Engine] | None = None
     beside = replace(config.engine, port=0, adaptive=False)
     tracker.phase("starting engine and learner")
-    try:
-        async with asyncio.TaskGroup() as parts:
-            few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
-            engine = parts.create_task(open_engine(**few, **given))
-            own: dict[str, asyncio.Task[Engine]] = {}
-            for player in own_players(config):
-                opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=rank, **few)
-                own[player] = parts.create_task(opening)
-            starting = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
-            if past_players(config):
-                of_past = replace(beside, replicas=1, weights="disk")
-                earlier = parts.create_task(open_engine(of_past, folder.logs / "past"))
-            await asyncio.wait({engine, *own.values(), *([earlier] if earlier else [])})
-            if not starting.done():
-                tracker.phase("starting the learner")
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    for other in (*own.values(), *([earlier] if earlier else [])):
+    async with side_by_side() as parts:
+        few: dict[str, Any] = {"first": joined.servers} if joined.servers < config.engine.replicas else {}
+        engine = parts.create_task(open_engine(**few, **given))
+        own: dict[str, asyncio.Task[Engine]] = {}
+        for player in own_players(config):
+            opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=rank, **few)
+            own[player] = parts.create_task(opening)
+        starting = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
+        if past_players(config):
+            of_past = replace(beside, replicas=1, weights="disk")
+            earlier = parts.create_task(open_engine(of_past, folder.logs / "past"))
+        others = [*own.values(), *([earlier] if earlier else [])]
+        await asyncio.wait([engine, *others])
+        if not starting.done():
+            tracker.phase("starting the learner")
+    for other in others:
         other.result().play_beside(engine.result())
     models = starting.result()
     playing = {player: task.result() for player, task in own.items()}
