@@ -177,8 +177,6 @@ def rank_batches(
     The order of the samples does not matter. `budget` is the tokens of a micro-batch. With `shared_prefix` the prompt
     that samples of a group have in common is computed once, and what the prompts of other samples begin with.
     """
-    for sample in samples:
-        check_sample(sample)
     n_tokens = sum(sample.sampled for sample in samples)
     if n_tokens == 0:
         raise ValueError(f"nothing to train on: {len(samples)} samples without a sampled token")
@@ -202,8 +200,6 @@ def _split(
     samples: Sequence[TrainingSample], parts: int, budget: int, cost: Cost, shared_prefix: bool
 ) -> list[list[PrefixGroup]]:
     """Deal samples to ranks, in prefix groups where prefixes are shared; the most expensive part first."""
-    if parts < 1:
-        raise ValueError(f"samples are dealt to at least 1 rank, not {parts}")
     if not shared_prefix:
         return _dealt(_alone(samples), parts, cost)
     groups = prefix_groups_of(samples)
@@ -249,8 +245,6 @@ def _pieces(group: PrefixGroup, budget: int, most: int, cost: Cost) -> list[Pref
 
 def _pack(groups: Iterable[PrefixGroup], budget: int) -> list[list[PrefixGroup]]:
     """Micro-batches of at most `budget` tokens, first fit, the largest first; a larger prefix group has its own."""
-    if budget < 1:
-        raise ValueError(f"a micro-batch holds at least 1 token, not {budget}: see learner.microbatch_tokens")
     bins: list[list[PrefixGroup]] = []
     loads: list[int] = []
     for group in sorted(groups, key=lambda group: -group.tokens):
