@@ -16,19 +16,18 @@ timeline.json        where every part spent its time, in Chrome's trace event fo
 report.html
 """
 
-import contextlib
 import platform
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from agent_train.config.compose import to_yaml
 from agent_train.config.schema import Config
+from agentgym.doctor import version_of
 from agentgym.storage.files import read_object, write_json, write_text
 
 PACKAGES = (
@@ -141,16 +140,10 @@ def versions(command: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "git": _git_revision(),
         "command": list(command),
     }
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
 
 
 def _git_revision() -> dict[str, Any] | None:
