@@ -142,6 +142,14 @@ class Server:
     def obituary(self, state: ServerState) -> str:
         return f"the vLLM server at {self.url} has exited with code {state.exit_code}; log: {self.options.log}\n{state.tail}"
 
+    async def why_ended(self) -> str:
+        """Why the server or its actor has ended; "" if it has not."""
+        try:
+            state: ServerState = await self.call("state", seconds=_LIVE_SECONDS)
+        except EngineError as error:
+            return str(error)
+        return "" if state.exit_code is None else self.obituary(state)
+
 
 @dataclass
 class Servers:
@@ -197,8 +205,7 @@ class Servers:
 
     async def _begin(self, server: Server, on_progress: Progress | None) -> None:
         try:
-            await self._launch(server)
-            await self._ready(server, on_progress)
+            await self._come_up(server, on_progress)
             self._move(server, STALE)
         except EngineLostError as error:
             self._move(server, DEAD, f"it did not come: {error}")
@@ -223,12 +230,11 @@ class Servers:
             held["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         return Server(number, ray.remote(**held)(_Server).remote(options), options, node=node)
 
-    async def _launch(self, server: Server) -> None:
+    async def _come_up(self, server: Server, on_progress: Progress | None = None) -> None:
+        """Launch a server, and return when it answers."""
         import ray
 
         server.url = await server.call("launch_for", ray.get_runtime_context().get_node_id())
-
-    async def _ready(self, server: Server, on_progress: Progress | None) -> None:
         begun = _now()
         while True:
             state = await server.call("state")
@@ -330,16 +336,16 @@ class Servers:
         silent = {server: end for server, end in failed.items() if not getattr(end, "status", 0)}
         blamed = silent or (failed if len(failed) < len(servers) else {})
         server, error = next(iter((blamed or failed).items()))
-        told = await self._with_log(server, error)
+        told = await self._with_log(server, str(error))
         for each, why in blamed.items():
             self._lose(each, str(why))
         raise EngineError(told) from error
 
-    async def _with_log(self, server: Server, error: BaseException) -> str:
+    async def _with_log(self, server: Server, problem: str) -> str:
         with contextlib.suppress(EngineError):  # which says less
             state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
-            return f"{error}; log: {server.options.log}\n{state.tail}"
-        return f"{error}; log: {server.options.log}"
+            return f"{problem}; log: {server.options.log}\n{state.tail}"
+        return f"{problem}; log: {server.options.log}"
 
     async def examine(self, server: Server, failure: EngineError) -> None:
         """After a failed request: return if the server is dead, so that another is asked, else raise the failure.
@@ -370,29 +376,19 @@ class Servers:
         until = _now() + _DYING_SECONDS  # a process that was killed may take so long to end
         while True:
             answers = await healthy(self.client, server.url, HEALTH_SECONDS)
-            try:
-                state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
-            except EngineError as error:
-                return str(error)
-            if state.exit_code is not None:
-                return server.obituary(state)
-            if answers:
-                return ""
+            why = await server.why_ended()
+            if why or answers:
+                return why
             if _now() > until:
                 unwell = f"the vLLM server at {server.url} did not answer /health within {HEALTH_SECONDS:g} s"
-                return f"{unwell}; log: {server.options.log}\n{state.tail}"
+                return await self._with_log(server, unwell)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def find_dead(self) -> int:
         """Look which have ended; how many died since the start."""
 
         async def find(server: Server) -> None:
-            try:
-                state: ServerState = await server.call("state", seconds=_LIVE_SECONDS)
-                why = "" if state.exit_code is None else server.obituary(state)
-            except EngineError as error:
-                why = str(error)
-            if why:
+            if why := await server.why_ended():
                 self._lose(server, why)
 
         await asyncio.gather(*map(find, self.those(*RUNNING)))
@@ -419,8 +415,7 @@ class Servers:
             self._move(self.all[number], RESTARTING, "it is started again")
             try:
                 self.all[number] = server = self._placed(number)
-                await self._launch(server)
-                await self._ready(server, None)
+                await self._come_up(server)
                 break
             except Exception as error:  # whatever it is, the run waits for the server
                 self._move(self.all[number], DEAD, f"it did not start: {error}")
