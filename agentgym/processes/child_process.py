@@ -29,16 +29,28 @@ def with_default_signals(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, "exec", *command]
 
 
-def supervised(command: Sequence[str], stdin: bool = False) -> list[str]:
+def supervised(
+    command: Sequence[str], stdin: bool = False, fds: Sequence[int] = (), stop: float = STOP_SECONDS
+) -> list[str]:
     """The command line that runs a command until this process ends, with default handling of every signal.
 
     A supervisor process starts it in a new session. When the command or this process ends, or the supervisor gets SIGTERM,
-    the command's process group gets SIGTERM. Once it has ended, or after `STOP_SECONDS`, all its descendants get SIGKILL. The
+    the command's process group gets SIGTERM. Once it has ended, or after `stop` seconds, all its descendants get SIGKILL. The
     supervisor ends as the command did, with the same exit code or signal. If it is killed itself, the kernel kills the command
-    (Linux only). The command reads nothing, or with `stdin` what the supervisor is given.
+    (Linux only). The command reads nothing, or with `stdin` what the supervisor is given. It alone has the descriptors `fds`.
     """
     how = "feed" if stdin else "supervise"
-    return [sys.executable, "-I", "-S", __file__, how, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", __file__, how, str(os.getpid()), ",".join(map(str, fds)), str(stop), *command]
+
+
+def end_supervised(supervisor: subprocess.Popen[bytes], stop: float = STOP_SECONDS) -> None:
+    """End a supervisor and all that its command has started, and wait for it."""
+    supervisor.terminate()
+    try:
+        supervisor.wait(stop + GONE_SECONDS + 1.0)
+    except subprocess.TimeoutExpired:  # something of it is in the kernel's hands
+        supervisor.kill()  # the kernel then kills the command
+        supervisor.wait()
 
 
 def restore_default_signals() -> None:
@@ -49,19 +61,21 @@ def restore_default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _supervise(parent: int, command: Sequence[str], stdin: int | None) -> int:
+def _supervise(parent: int, fds: Sequence[int], stop: float, command: Sequence[str], stdin: int | None) -> int:
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: stopped.append(number))
     tie = functools.partial(die_with, os.getpid())
     # This process has one thread, so code between fork and exec is safe.
-    child = subprocess.Popen(command, stdin=stdin, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
+    child = subprocess.Popen(command, stdin=stdin, pass_fds=fds, start_new_session=True, preexec_fn=tie)  # noqa: PLW1509
+    for fd in fds:
+        os.close(fd)
     while child.poll() is None and os.getppid() == parent and not stopped:
         time.sleep(_POLL_SECONDS)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGTERM)
-    end = time.monotonic() + STOP_SECONDS
+    end = time.monotonic() + stop
     while (child.poll() is None or _group_lives(child.pid)) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
     child.kill()
@@ -139,14 +153,15 @@ def end_children(seconds: float = GONE_SECONDS) -> bool:
 
 
 def _main(how: str, *rest: str) -> None:
-    command = rest if how == "exec" else rest[1:]
+    command = rest if how == "exec" else rest[3:]
     restore_default_signals()
     try:
         if how == "exec":
             for number in _IGNORED_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(command[0], command)
-        code = _supervise(int(rest[0]), command, None if how == "feed" else subprocess.DEVNULL)
+        fds = [int(fd) for fd in rest[1].split(",") if fd]
+        code = _supervise(int(rest[0]), fds, float(rest[2]), command, None if how == "feed" else subprocess.DEVNULL)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be started: {error.strerror}")
     if code < 0:

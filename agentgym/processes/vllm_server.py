@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentgym.core.install import pip_install
 from agentgym.hosts import KEY_VARIABLE, LOOPBACK
-from agentgym.processes.child_process import GONE_SECONDS, STOP_SECONDS, supervised
+from agentgym.processes.child_process import end_supervised, supervised
 
 _LEAST_VERSION = (0, 30)
 _LOG_LINES = 20
@@ -127,12 +127,7 @@ class VllmServer:
     def stop(self) -> None:
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS + GONE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel then kills the server
-            self._process.wait()
+        end_supervised(self._process)
         if self._sockets is not None:
             self._sockets.cleanup()
 

@@ -5,24 +5,21 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentgym.core.registration import EnvSpec
-from agentgym.processes.child_process import GONE_SECONDS
+from agentgym.processes.child_process import end_supervised, supervised
 from agentgym.service.server.settings import ServeSettings
-from agentgym.service.server.supervisor import LEAVE_SECONDS
 
 START_SECONDS = 120.0
-_GONE_SECONDS = 5.0
+LEAVE_SECONDS = 20.0  # for the zygote to end all that it has forked, and remove the sandboxes of those
 _MESSAGE = 1 << 16
 # Libraries of numbers start threads for every CPU in every process otherwise.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -80,16 +77,16 @@ class Forks:
     async def start(self) -> None:
         """Start the zygote and wait until it has imported everything. Raises `ZygoteFailed`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "agentgym.service.server.supervisor"]
-        words += [str(theirs.fileno()), str(self._memory), str(os.getpid())]
         environ = {**dict.fromkeys(_THREADS, "1"), **os.environ}
         environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with theirs:
+            fds = (theirs.fileno(), self._memory)
+            words = [sys.executable, "-m", "agentgym.service.server.zygote", *map(str, fds)]
             self.process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own needs a child watcher
-                words,
+                supervised(words, fds=fds, stop=LEAVE_SECONDS),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._memory),
+                pass_fds=fds,
                 start_new_session=True,
                 env=environ,
             )
@@ -163,10 +160,7 @@ class Forks:
             self.packets.close()
             self.packets = None
         if self.process is not None:
-            await asyncio.to_thread(_end_supervisor, self.process)
-        for fork in self.forks.values():
-            fork.kill()
-        await asyncio.to_thread(_wait, [fork.handle for fork in self.forks.values() if fork.handle is not None])
+            await asyncio.to_thread(end_supervised, self.process, LEAVE_SECONDS)
 
     def _heard(self, said: dict[str, Any], fds: list[int]) -> None:
         if "ready" in said and self._ready is not None:
@@ -221,23 +215,6 @@ class Forks:
             except (ZygoteFailed, OSError):
                 await asyncio.sleep(pause)
                 pause = min(10.0, 2 * pause)
-
-
-def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(LEAVE_SECONDS + GONE_SECONDS + 1.0)
-    except subprocess.TimeoutExpired:  # something of it is in the kernel's hands
-        process.kill()
-        process.wait()
-
-
-def _wait(handles: Sequence[int]) -> None:
-    end = time.monotonic() + _GONE_SECONDS
-    for handle in handles:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll(max(0.0, 1000 * (end - time.monotonic())))
 
 
 class Packets:

@@ -40,7 +40,8 @@ SWEEP_SECONDS = 3.0  # for sandboxes to end by themselves, and to collect more d
 LONGEST_SWEEP_SECONDS = 60
 
 
-def main(server_fd: int, memory_fd: int, parent: int) -> int:
+def main(server_fd: int, memory_fd: int) -> int:
+    supervisor = os.getppid()  # which outlives this process until all workers and environments have ended
     os.dup2(2, 1)  # what environments print is not the command's output
     server = socket.socket(fileno=server_fd)
     server.set_inheritable(False)
@@ -66,7 +67,7 @@ def main(server_fd: int, memory_fd: int, parent: int) -> int:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for which in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(which, lambda *_: None)
-    die_with(parent, by=signal.SIGTERM)
+    die_with(supervisor, by=signal.SIGTERM)
     zygote = Zygote(server, served, bounds, groups, (wakes, wake))
     zygote.sweep_soon(setup["died"])
     server.send(json.dumps({"ready": os.getpid()}).encode())
@@ -259,3 +260,7 @@ def _sweep(pids: Collection[int] | None = None) -> None:
             except SandboxError as error:
                 sys.stderr.write(f"agentgym serve: sandbox {found.id} of a worker that died stays: {error}\n")
     signal.alarm(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

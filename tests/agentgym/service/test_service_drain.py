@@ -117,7 +117,7 @@ def test_a_signal_while_it_imports_ends_it(tmp_path):
     (tmp_path / "slow_import.py").write_text(
         "import os, time, agentgym\n"
         "class Slow(agentgym.Env):\n    pass\n"
-        "if os.environ.get('SLOW_NOTE') and 'supervisor' in ' '.join(open('/proc/self/cmdline').read().split('\\0')):\n"
+        "if os.environ.get('SLOW_NOTE') and 'server.zygote' in ' '.join(open('/proc/self/cmdline').read().split('\\0')):\n"
         "    open(os.environ['SLOW_NOTE'], 'w').write(str(os.getpid()))\n"
         "    time.sleep(3600)\n"
     )
