@@ -112,7 +112,8 @@ class Sessions:
 
     def _start_worker(self, session: ServedSession, client: int) -> None:
         token = session.new_token()
-        start = vars(SessionStart(session.id, session.env, session.protocol, token, session.slot, session.owner))
+        told = (session.id, session.env, session.protocol, token, session.slot, session.owner, self.draining)
+        start = vars(SessionStart(*told))
         if self._per_worker > 1 and session.env not in self._not_shared:
             session.process, session.shared = self._shared_worker()
             if not self._tell(session, {"start": start, "shared": True}, [client]):
@@ -125,8 +126,6 @@ class Sessions:
                 session.process, session.control = self.forks.fresh_worker()
                 self._tell(session, {"start": start}, [client])
         self._by_process.setdefault(session.process, []).append(session)
-        if self.draining:  # since it was reserved
-            self._tell(session, {"do": "drain"})
 
     def _shared_worker(self) -> tuple[str, Packets]:
         """The shared process with the fewest sessions; a new one up to `workers`, or if all are full."""

@@ -39,7 +39,8 @@ class SessionStart:
     protocol: str
     resume: str
     slot: int
-    token: str = ""
+    token: str
+    draining: bool  # the server has begun to, since the session was reserved
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class WorkerSession:
         self._attached: queue.SimpleQueue[tuple[Connection, str] | None] = queue.SimpleQueue()  # None: it is to end
         self._connection: Connection | None = None
         self._ending: tuple[str, str] | None = None
-        self._draining = False
+        self._draining = start.draining
 
     def hear(self, said: dict[str, Any], client: socket.socket | None) -> None:
         """Follow one order. Never waits."""
