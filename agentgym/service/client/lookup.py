@@ -185,11 +185,10 @@ def fetch(
     parts = urlsplit(server)
     if parts.hostname is None:
         raise ValueError(f"{server} names no host")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=min(seconds, SECONDS))
+    connect: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=min(seconds, SECONDS), context=address.tls()
-        )
+        connect = functools.partial(http.client.HTTPSConnection, context=address.tls())
+    connection = connect(parts.hostname, parts.port, timeout=min(seconds, SECONDS))
     with contextlib.closing(connection):
         connection.connect()
         connection.sock.settimeout(seconds)

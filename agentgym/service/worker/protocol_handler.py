@@ -230,7 +230,7 @@ class AgentgymHandler(RequestHandler):
             "nondeterministic": spec.nondeterministic,
             "floor": env.get_wrapper_attr("floor"),
             "step_seconds": env.get_wrapper_attr("step_seconds") or 0.0,
-            "runs_programs": getattr(env.unwrapped, "sandbox_image", None) is not None,
+            "runs_programs": self.has_sandbox(env),
             **facts_of(spec, env),
         }
         self._tools = facts["tools"]
