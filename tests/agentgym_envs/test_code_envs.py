@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_episode import play
 from readme_parts import players, replay
 
 import agentgym
@@ -37,17 +38,6 @@ def readme(env_id):
 
 def own_tasks(env_id, split="test"):
     return agentgym.make(env_id, data="own").default_tasks(split, data="own")
-
-
-def play(env, task, answer):
-    """Play one episode: the rewards' sum, the turns and the last info."""
-    env.reset(options={"task": task})
-    total, over = 0.0, False
-    while not over:
-        _, reward, terminated, truncated, info = env.step(answer(env))
-        total += reward
-        over = terminated or truncated
-    return total, env.unwrapped.turn, info
 
 
 def play_all(env_id, tasks, answer, **kwargs):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gymnasium.utils.env_checker import check_env
 from math_episodes import code, make, play_all, problem
+from one_episode import play
 from readme_parts import players, replay
 
 import agentgym
@@ -47,17 +48,6 @@ def readme(env_id):
 
 def all_own(env_id):
     return [*OWN[env_id]("train"), *OWN[env_id]("test")]
-
-
-def play(env, task, answer):
-    """Play one episode: the rewards' sum, the turns and the last info."""
-    env.reset(options={"task": task})
-    total, over = 0.0, False
-    while not over:
-        _, reward, terminated, truncated, info = env.step(answer(env))
-        total += reward
-        over = terminated or truncated
-    return total, env.turn, info
 
 
 @pytest.mark.parametrize("env_id", ENVS)

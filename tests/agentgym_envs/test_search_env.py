@@ -12,6 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_episode import play
 from other_process import played_twice
 from readme_parts import replay
 
@@ -44,17 +45,6 @@ def started(task=None, **kwargs):
     env = agentgym.make("search", **kwargs)
     env.reset(options={"task": task or question()})
     return env
-
-
-def play(env, task, answer):
-    """Play one episode: the rewards' sum, the turns and the last info."""
-    env.reset(options={"task": task})
-    total, over = 0.0, False
-    while not over:
-        _, reward, terminated, truncated, info = env.step(answer(env))
-        total += reward
-        over = terminated or truncated
-    return total, env.turn, info
 
 
 def all_tasks(data):
