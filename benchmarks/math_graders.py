@@ -1,10 +1,10 @@
 r"""How often graders of mathematics err on labelled answers: ours, and `math-verify` as shipped.
 
-    python benchmarks/math_graders.py [--wrong] [FILE]
+    python benchmarks/math_graders.py [--wrong PART] [--out FILE.json] [FILE]
 
 FILE has JSON Lines with `gold`, `answer` (a whole reply), `right` and `why`; by default `tests/agentgym_envs/math_answers.jsonl`.
 Two thirds of the cases were built on; the third that a hash of the case chooses was not looked at before the rules were done.
-`--wrong` prints the cases that ours gets wrong. `math-verify` is left out where it is not installed.
+`--wrong` prints the cases of a part that ours gets wrong. `math-verify` is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from found import write
 
 from agentgym.tools.text_forms import answer_in
 from agentgym_envs.math.symbolic import same_answer
@@ -54,10 +56,11 @@ def main() -> None:
     """Print a table of errors."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--wrong", choices=PARTS, action="append", default=[], help="print what ours gets wrong")
+    options.add_argument("--out", type=Path, help="write the numbers as JSON")
     options.add_argument("file", nargs="?", type=Path, default=CASES)
     chosen = options.parse_args()
     cases = [json.loads(line) for line in chosen.file.read_text(encoding="utf-8").splitlines()]
-    graders = [("ours", ours), ("math-verify", math_verify)]
+    graders, rows = [("ours", ours), ("math-verify", math_verify)], []
     print(f"{'grader':12} {'part':9} cases  right  false accepts  false refusals")
     for name, grade in graders:
         for part in PARTS:
@@ -68,13 +71,14 @@ def main() -> None:
                 print(f"{name:12} not measured: {error}")
                 break
             right = sum(case["right"] for case in chosen_cases)
-            print(
-                f"{name:12} {part:9} {len(chosen_cases):5} {right:6} {len(accepts):14} {len(refusals):15}", flush=True
-            )
+            wrong = {"false_accepts": len(accepts), "false_refusals": len(refusals)}
+            rows.append({"grader": name, "part": part, "cases": len(chosen_cases), "right": right, **wrong})
+            print("{:12} {:9} {:5} {:6} {:14} {:15}".format(*rows[-1].values()), flush=True)
             if name == "ours" and part in chosen.wrong:
                 for case in accepts + refusals:
                     kind = "refused" if case["right"] else "ACCEPTED"
                     print(f"  {kind}: {case['gold']!r} answered {case['answer']!r}")
+    write(chosen.out, rows=rows)
 
 
 if __name__ == "__main__":

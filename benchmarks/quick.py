@@ -139,10 +139,9 @@ def of_sandbox(found: Any) -> Iterator[Figure]:
             yield Figure(what, "ms", side[name], "subprocess", bare[name])
 
 
-def of_math_graders(text: str) -> Iterator[Figure]:
-    """Its table has a line for each grader and part: name, part, cases, right ones, false accepts, false refusals."""
-    rows = [line.split() for line in text.splitlines() if line.split()[1:3] == ["held", "out"]]
-    shares = {row[0]: 1 - (int(row[5]) + int(row[6])) / int(row[3]) for row in rows}
+def of_math_graders(found: Any) -> Iterator[Figure]:
+    held_out = [row for row in found["rows"] if row["part"] == "held out"]
+    shares = {row["grader"]: 1 - (row["false_accepts"] + row["false_refusals"]) / row["cases"] for row in held_out}
     yield Figure("held out, judged rightly", "share", shares["ours"], "math-verify", shares.get("math-verify", 1.0))
 
 
@@ -156,7 +155,7 @@ BENCHMARKS = {
     "service": Quick(
         f"service.py --sessions 1,32 --seconds 0.5 --rounds 1 --sides {BARE}", of_service, "OpenEnv's server and client"
     ),
-    "service_soak": Quick("service_soak.py --episodes 2000 --json", of_service_soak),
+    "service_soak": Quick("service_soak.py --episodes 2000", of_service_soak),
     "learner": Quick("learner.py --quick --parts packing,shared_prefix,head", of_learner, "TRL, two ranks, and GPUs"),
     "generator": Quick("generator.py --episodes 256 --rounds 1", of_generator),
     "asynchrony": Quick("asynchrony.py --steps 8 --groups 4 --staleness 0,2", of_asynchrony, "the engine of vLLM"),
@@ -176,7 +175,7 @@ class Failed(Exception):
 
 
 def run(name: str, folder: Path, limit: float) -> Any:
-    """What a benchmark found: the JSON of its file or of its output, or else its output.
+    """What a benchmark found: the JSON of its file.
 
     Raises:
         Failed: it ended with an error, or took too long.
@@ -184,11 +183,9 @@ def run(name: str, folder: Path, limit: float) -> Any:
     script, *options = BENCHMARKS[name].command.split()
     numbers = folder / f"{name}.json"
     numbers.unlink(missing_ok=True)
-    told = [folder / f"{name}.{kind}.txt" for kind in ("out", "err")]
-    if name not in ("math_graders", "service_soak"):
-        options += ["--out", str(numbers)]
-    with told[0].open("w") as out, told[1].open("w") as err:
-        command = [sys.executable, str(HERE / script), *options]
+    said, errors = (folder / f"{name}.{kind}.txt" for kind in ("out", "err"))
+    with said.open("w") as out, errors.open("w") as err:
+        command = [sys.executable, str(HERE / script), *options, "--out", str(numbers)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )  # so that its servers can be ended with it
@@ -200,12 +197,9 @@ def run(name: str, folder: Path, limit: float) -> Any:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    text, errors = (path.read_text(errors="replace") for path in told)
     if code:
-        raise Failed(f"exit code {code}: {' '.join(errors.split())[-300:]}")
-    if name == "math_graders":
-        return text
-    return json.loads(numbers.read_text() if numbers.exists() else text)
+        raise Failed(f"exit code {code}: {' '.join(errors.read_text(errors='replace').split())[-300:]}")
+    return json.loads(numbers.read_text())
 
 
 def notes(names: list[str], folder: Path) -> Iterator[str]:
@@ -235,7 +229,7 @@ def main() -> int:
         begun = time.perf_counter()
         try:
             rows = [figure.cells() for figure in BENCHMARKS[name].figures(run(name, args.out, args.limit))]
-        except (Failed, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        except (Failed, OSError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
             why = str(error) if isinstance(error, Failed) else f"its numbers: {error!r}"
             rows, failed = [[f"FAILED, {why.replace('|', '/')}", *[""] * 4]], failed + 1
         seconds = f"{time.perf_counter() - begun:.0f}"

@@ -4,7 +4,7 @@ A tenth of the episodes has a session of its own each; the others come one after
 tenth of the way the memory and the open files of each process are read. Flat is what grows by no more than GROWTH MiB, and by
 no file, from the end of the warm-up (20 %) of each of the two parts on. Ends with 1 if something is not flat.
 
-python benchmarks/service_soak.py [--env ENV] [--episodes N] [--at-once N] [--json]
+python benchmarks/service_soak.py [--env ENV] [--episodes N] [--at-once N] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from found import write
 
 from agentgym.service.worker.websocket import TEXT, Frames, encoded
 
@@ -134,7 +136,7 @@ def _memory(pid: int) -> tuple[float, float]:
     return found.get("Pss", 0.0), found.get("Private_Clean", 0.0) + found.get("Private_Dirty", 0.0)
 
 
-async def soak(port: int, env: str, watched: Watched, episodes: int, at_once: int, log) -> list[Reading]:
+async def soak(port: int, env: str, watched: Watched, episodes: int, at_once: int) -> list[Reading]:
     """All readings, ten of each part and one before."""
     readings = []
     for part, count in (("sessions", episodes // 10), ("episodes", episodes - episodes // 10)):
@@ -152,7 +154,7 @@ async def soak(port: int, env: str, watched: Watched, episodes: int, at_once: in
             if not stay:
                 await _all_gone(port)
             readings.append(watched.read(part, done, rate))
-            print(_line(readings[-1]), file=log, flush=True)
+            print(_line(readings[-1]), flush=True)
         for session in stay:
             await session.play(0, last=True)
             await session.close()
@@ -226,7 +228,7 @@ def main() -> int:
     parser.add_argument("--env", default="frozen_lake")
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--at-once", type=int, default=8, metavar="N", help="sessions (default: 8)")
-    parser.add_argument("--json", action="store_true", help="the readings, as JSON")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     args = parser.parse_args()
     words = [sys.executable, "-m", "agentgym.cli", "serve", args.env, "--port", "0", "--json"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -236,20 +238,17 @@ def main() -> int:
             if not (line := server.stdout.readline()):
                 return 1
             text += line
-        log = sys.stderr if args.json else sys.stdout
-        print(HEAD, file=log, flush=True)
+        print(HEAD, flush=True)
         begun = time.perf_counter()
         watched = Watched(server.pid)
-        readings = asyncio.run(soak(json.loads(text)["port"], args.env, watched, args.episodes, args.at_once, log))
+        readings = asyncio.run(soak(json.loads(text)["port"], args.env, watched, args.episodes, args.at_once))
         seconds = time.perf_counter() - begun
     finally:
         server.terminate()
         server.wait()
     grows = growth(readings)
-    if args.json:
-        print(json.dumps({"seconds": seconds, "grows": grows, "readings": [asdict(row) for row in readings]}))
-    else:
-        print(f"{args.episodes:,} episodes in {seconds:.0f} s: {'; '.join(grows) or 'flat'}")
+    print(f"{args.episodes:,} episodes in {seconds:.0f} s: {'; '.join(grows) or 'flat'}")
+    write(args.out, seconds=seconds, grows=grows, readings=[asdict(row) for row in readings])
     return 1 if grows else 0
 
 
