@@ -54,9 +54,7 @@ def inserted(text: str, line: int, new: str) -> str:
     """The text with `new` after a line; 0 is before the first. Its line ends stay, if they are all the same."""
     if _ends_as_windows(text):
         return inserted(text.replace("\r\n", "\n"), line, new.replace("\r\n", "\n")).replace("\n", "\r\n")
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = _lines(text)
     if not 0 <= line <= len(lines):
         raise ToolError(f"insert_line must be from 0 to {len(lines)}, the number of lines, not {line}")
     ends = text.endswith("\n") or not text
@@ -75,7 +73,8 @@ def around(text: str, first: int, count: int) -> str:
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text, without ends; "" has none."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in _lines(text)]
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []

@@ -110,8 +110,7 @@ def reversed_patch(patch: str) -> str:
 
 def _lines(patch: str) -> list[str]:
     """Lines end with a line feed alone; carriage returns are content."""
-    lines = patch.split("\n")
-    return lines[:-1] if not lines[-1] else lines
+    return patch.removesuffix("\n").split("\n") if patch else []
 
 
 def _file(lines: list[str], start: int) -> tuple[FileChange, int]:
