@@ -15,7 +15,7 @@ from typing import Any
 
 from agentgym.cli.shared import print_json, print_rows, set_run
 from agentgym.core.install import pip_install
-from agentgym.core.usage_error import UsageError, instead
+from agentgym.core.usage_error import UsageError, instead, usage_errors
 
 _COLOURS = {"ok": "32", "warning": "33", "missing": "2", "broken": "31"}
 _STATES = """states: ok; warning: works with problems; missing: optional, not installed; broken: cannot be used, though every command
@@ -165,10 +165,8 @@ def _build_instances(args: argparse.Namespace) -> int:
         )
     say = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     options = args.only, args.docker, args.force, args.bubblewrap, args.jobs
-    try:
+    with usage_errors(ValueError, OSError, ImportError):
         results = builder_of(args.names[0])(args.instances, *options, say)
-    except (ValueError, OSError, ImportError) as error:
-        raise UsageError(str(error)) from error
     failed = [result for result in results if result.error]
     if args.json:
         print_json([{**asdict(result), "built": result.built and _record(result.built)} for result in results])

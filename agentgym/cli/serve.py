@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.shared import ENVS, add_kwargs, print_json, set_run, spec_of
-from agentgym.core.usage_error import UsageError
+from agentgym.core.usage_error import UsageError, usage_errors
 from agentgym.hosts import host_name
 from agentgym.processes.subprocess_query import SubprocessQueryError, subprocess_query
 from agentgym.service.protocol.frames import ServiceLimits
@@ -234,11 +234,9 @@ def _specs_of(envs: Sequence[str], kwargs: Mapping[str, Any]) -> dict[str, EnvSp
             raise UsageError(f"--kwargs: those of {id!r} alone must be an object, not {own!r}")
         given = {**{name: value for name, value in kwargs.items() if name not in specs}, **own}
         specs[id] = replace(spec, kwargs={**spec.kwargs, **given})
-        try:
+        with usage_errors(ValueError, TypeError, ImportError):
             specs[id].to_json()
             check_kwargs(specs[id], spec.load(), specs[id].kwargs)
-        except (ValueError, TypeError, ImportError) as error:
-            raise UsageError(str(error)) from error
         if not given:
             continue
         try:  # make it once: a bad value would otherwise fail every session
