@@ -50,7 +50,7 @@ class TokenPolicy:
     """Answers one episode with an engine. One object per episode: it holds the tokens said so far.
 
     The `stop_token_ids` of `sampling` default to the renderer's. Each turn's seed derives from the episode's `seed`, by which the
-    engine and `journal` know the episode; None: unseeded, and in no journal. With a `memory` the model sees a part of the
+    engine and `journal` know the episode; None: unseeded, and without a journal. With a `memory` the model sees a part of the
     conversation; a summary is a turn of its own, to the engine and the journal. Each player of an episode has an object of
     its own, `for_player`; the first one is then not asked.
     """
@@ -68,12 +68,11 @@ class TokenPolicy:
         self._renderer = renderer
         self._sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids)
         self._seed = seed
-        self._episode = episode_key(seed) or None
+        self._episode = episode_key(seed)
         self._previous: Rendered | None = None
         self._turn = 0
-        self._journal = journal
-        if journal is not None and self._episode is not None:
-            journal.begin(self._episode, engine.version)
+        self._journal = journal or Journal()
+        self._journal.begin(self._episode, engine.version)
         self._settings = memory
         self._memory = self._new_memory()
         self._lost = False  # the last summary is none to go on with
@@ -129,8 +128,6 @@ class TokenPolicy:
 
     async def _completion(self, prompt: Rendered, most: int) -> Completion:
         """From the journal while it has turns of the episode, then from the engine, and into the journal."""
-        if self._journal is None or self._episode is None:
-            return await self._sample(prompt, most)
         said = [*self._previous.ids, *self._previous.completion] if self._previous else []
         shared = len(said) if prompt.ids[: len(said)] == said else 0
         new = prompt.ids[shared:]
@@ -143,7 +140,7 @@ class TokenPolicy:
     async def _sample(self, prompt: Rendered, most: int) -> Completion:
         seed = None if self._seed is None else derive_seed(self._seed, "turn", self._turn)
         sampling = Sampling(most, self._sampling.temperature, self._sampling.stop_token_ids, seed)
-        return await self._engine.generate(prompt.ids, sampling, self._episode)
+        return await self._engine.generate(prompt.ids, sampling, self._episode or None)
 
 
 class PastPolicy:

@@ -155,7 +155,7 @@ def test_an_episode_that_failed_is_played_again_as_it_would_have_been():
 class Recited:
     """An engine that says prepared texts, since the test is about a policy that happens to sample what the expert said."""
 
-    max_model_len = 256
+    max_model_len, version = 256, 0
 
     def __init__(self, renderer, texts):
         self.renderer, self.texts = renderer, list(texts)
