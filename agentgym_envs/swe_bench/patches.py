@@ -6,7 +6,7 @@ Agents and data sets write patches, so the reader is strict: it takes what `git 
 
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
@@ -93,9 +93,9 @@ def check_patch(patch: str) -> tuple[FileChange, ...]:
     return changes
 
 
-def without_files(patch: str, paths: Collection[str]) -> str:
-    """The patch without changes of these files. A rename from or to one of them is dropped as a whole."""
-    return "".join(change.text for change in parse_patch(patch) if not set(change.paths) & set(paths))
+def without_files(changes: Iterable[FileChange], paths: Collection[str]) -> str:
+    """The patch of these changes without those of these files. A rename from or to one of them is dropped as a whole."""
+    return "".join(change.text for change in changes if not set(change.paths) & set(paths))
 
 
 def touched_files(patch: str) -> tuple[str, ...]:

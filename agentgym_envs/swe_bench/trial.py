@@ -153,7 +153,7 @@ class _Prepared:
         if instance.test_patch and with_tests and (problem := worktree.apply(box, instance.test_patch)):
             raise GradingError(f"instance {instance.id}: its test patch does not apply to its image: {problem}")
         self.dropped = dropped(instance, changes, *names)
-        kept = without_files("".join(change.text for change in changes), self.dropped)
+        kept = without_files(changes, self.dropped)
         self.problem = worktree.apply(box, kept) if kept else ""
         if self.problem:
             return

@@ -162,7 +162,7 @@ def test_a_reversed_patch_undoes_the_patch(repository, old, new):
 @REAL_GIT
 @given(old=BINARY, new=BINARY, tests=st.sets(NAMES, max_size=3))
 def test_without_test_files_git_changes_all_other_files_only(repository, old, new, tests):
-    patch = without_files(repository.diff(old, new, "--binary", "--no-renames"), tests)
+    patch = without_files(parse_patch(repository.diff(old, new, "--binary", "--no-renames")), tests)
     kept = {name: data for name, data in new.items() if name not in tests}
     wanted = kept | {name: data for name, data in old.items() if name in tests}
     assert repository.apply(old, patch) == repository.id(wanted)
@@ -236,12 +236,12 @@ def test_modes_and_links_are_read(tmp_path):
 def test_a_rename_from_or_to_a_test_file_is_dropped():
     rename = "diff --git a/{0} b/{1}\nsimilarity index 100%\nrename from {0}\nrename to {1}\n"
     patch = rename.format("src/a.py", "tests/a.py") + rename.format("tests/b.py", "b.py") + MODIFIED
-    assert without_files(patch, {"tests/a.py", "tests/b.py"}) == MODIFIED
+    assert without_files(parse_patch(patch), {"tests/a.py", "tests/b.py"}) == MODIFIED
 
 
 def test_an_empty_patch_has_no_changes():
     assert parse_patch("") == parse_patch("\n") == ()
-    assert without_files(MODIFIED + TESTS, touched_files(TESTS)) == MODIFIED
+    assert without_files(parse_patch(MODIFIED + TESTS), touched_files(TESTS)) == MODIFIED
 
 
 def with_name(name: str) -> str:
@@ -326,7 +326,7 @@ def test_patches_of_real_instances_are_accepted():
         for patch in (case.patch, case.test_patch):
             assert "".join(change.text for change in check_patch(patch)) == patch
             assert touched_files(reversed_patch(patch)) == touched_files(patch)
-        assert without_files(case.patch + case.test_patch, touched_files(case.test_patch)) == case.patch
+        assert without_files(parse_patch(case.patch + case.test_patch), touched_files(case.test_patch)) == case.patch
 
 
 def test_files_so_deep_that_a_list_of_them_would_be_cut_off_are_refused():

@@ -24,7 +24,7 @@ class GSM8K(ProblemEnv):
         """Judge the reply. `info`: `success`, `formatted`, `expected`, and `answer` (None without one)."""
         text = self.read(action)
         answer = final_answer(text)
-        right = answer is not None and answer == number_of(str(self.current_task.answer))
+        right = answer == number_of(str(self.current_task.answer))
         formatted = hashes_answer(text)
         told = "Correct." if right else "No answer found." if answer is None else "Wrong."
         shown = None if answer is None else written(answer)

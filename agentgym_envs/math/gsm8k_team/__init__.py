@@ -78,5 +78,4 @@ class GSM8KTeam(PlayersEnv):
         return f"#### {rng.randint(0, 1000)}"
 
     def _is_right(self, text: str) -> bool:
-        answer = final_answer(text)
-        return answer is not None and answer == number_of(str(self.current_task.answer))
+        return final_answer(text) == number_of(str(self.current_task.answer))
