@@ -116,15 +116,6 @@ def files_of(pid):
     return found
 
 
-def memory_of(pid):
-    """Proportional and own memory of a process, in MiB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = collections.Counter()
-    for name, value in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE):
-        found[name] = int(value) / 1024
-    return found["Pss"], found["Private_Clean"] + found["Private_Dirty"]
-
-
 def until(true, what):
     """Wait for something that comes by itself."""
     end = time.monotonic() + SECONDS
