@@ -109,6 +109,8 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
             raise ValueError(f"two agents are called {agent.name!r}: give one another name:")
         found[agent.name] = agent
     cells = tuple(cell for entry in record["envs"] for cell in _cells_of(entry, record, found, find))
+    if not cells:
+        raise ValueError("no environment of the suite has agents: leave `agents` out of one to have all play it")
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{name} is there twice: give one of the environments another name:")

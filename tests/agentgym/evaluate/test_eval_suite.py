@@ -105,6 +105,7 @@ def test_the_shipped_example_is_a_suite():
         ("agents: [expert]\nenvs: [frozen_lake, frozen_lake]", "frozen_lake@expert is there twice"),
         ("agents: [expert]\nenvs: []", "the suite needs envs"),
         ("envs: [frozen_lake]", "the suite needs agents"),
+        ("agents: [expert]\nenvs: [{id: frozen_lake, agents: []}]", "no environment of the suite has agents"),
         ("agents: [expert]\nenvs: [frozen_lake]\nk: many", "k must be a whole number, not 'many'"),
         ("agents: [expert]\nenvs: [frozen_lake]\nk: true", "k must be a whole number, not True"),
         ("agents: [expert]\nenvs: [frozen_lake]\nk: 0", "k must be at least 1, not 0"),

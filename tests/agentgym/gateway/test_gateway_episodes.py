@@ -13,7 +13,6 @@ from toy_model import ToyModel
 
 from agentgym.gateway import Limits, Passed, Settings
 
-TRAINS = Settings(temperature=1.0)
 
 
 # ---- keys
