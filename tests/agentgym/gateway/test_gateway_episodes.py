@@ -13,8 +13,6 @@ from toy_model import ToyModel
 
 from agentgym.gateway import Limits, Passed, Settings
 
-
-
 # ---- keys
 
 
