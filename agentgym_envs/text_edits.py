@@ -1,4 +1,4 @@
-"""Edits of a text file as an agent asks for them: what a mistaken request is answered with is a `ToolError`."""
+"""Edits of a text file as an agent requests them. The answer to a mistaken request is a `ToolError`."""
 
 import itertools
 import re

@@ -193,8 +193,9 @@ def test_training_commands_would_run(words, tmp_path, monkeypatch, capsys):
         assert compose(words).env.url, "it names no server"  # which is asked before anything else, and is not there
         return
     monkeypatch.chdir(tmp_path)
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):
+    for name in ("tokenizer.json", "chat_template.jinja", "model.safetensors"):
         (tmp_path / name).write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 1}')
     words = [f"model.path={tmp_path}" if word.startswith("model.path=") else word for word in words]
     for word in [word for word in words if word.startswith(("data.train=", "data.test="))]:
         path = tmp_path / word.partition("=")[2]

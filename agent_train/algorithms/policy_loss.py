@@ -75,7 +75,7 @@ class PolicyLoss:
             loss_T = self(replace(inputs, logprobs_T=apart_T, advantages_T=advantages_T))
             return torch.autograd.grad(loss_T.sum(), apart_T)[0]
 
-        # What is left without advantages is a pull to another policy, which holds nothing back.
+        # Without advantages a pull to another policy remains, which holds nothing back.
         pull_T = gradient(torch.zeros_like(inputs.advantages_T)) if "advantages_T" in self.reads else 0.0
         held_T = gradient(inputs.advantages_T) == pull_T
         return self(inputs), (keep(inputs.advantages_T, inputs.mask_T) != 0) & held_T

@@ -1,4 +1,4 @@
-"""Which episodes of a step are trained on, and the penalty for their length. Pure functions on groups, after DAPO (arXiv 2503.14476).
+"""The selection of a step's episodes for training, and the penalty for their length. Pure functions on groups, after DAPO (arXiv 2503.14476).
 
 Filters and dynamic sampling read rewards as the environment gave them; overlong shaping changes only the rewards that
 advantages are computed from. Groups stay whole and keep their order, whatever ended first. Lengths count sampled
@@ -22,7 +22,7 @@ from agentgym.core.trajectory import NO_LIMIT, Group, Trajectory, Turn
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """How much of a step is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail."""
+    """The share of a step that is trained on: a part of `StepMetrics`. Lengths are sampled tokens of an episode that did not fail."""
 
     rounds: int  # rollouts of the step
     groups: int  # groups that were played

@@ -168,7 +168,7 @@ async def _copy(folder: str, source: Hand, target: Hand) -> None:
 
 
 def _facts(mark: str, config: str) -> tuple[bool, str | None]:
-    """Whether a file is there, and the SHA-256 of another, if it is there."""
+    """True if a file exists, and the SHA-256 of another one; None if that does not exist."""
     digest = hashlib.sha256(Path(config).read_bytes()).hexdigest() if os.path.isfile(config) else None
     return os.path.exists(mark), digest
 

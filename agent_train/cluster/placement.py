@@ -37,7 +37,7 @@ class Room:
 
     gpus: float
     cpus: float
-    # What rank i of all roles take together, on one device, as Ray names it; None where each rank is placed by itself.
+    # The Ray resources that rank i of all roles takes together, on one device; None where each rank is placed by itself.
     bundle: dict[str, float] | None = None
 
 
@@ -61,7 +61,7 @@ def _floored(share: float) -> float:
 
 
 def rank_devices(config: Config, gpus: int) -> list[dict[str, float]]:
-    """What each device of the ranks takes, as Ray names it, with all roles that share it."""
+    """The Ray resources of each device of the ranks, for all roles that share it."""
     share = gpu_share(gpus, config.engine.name, config.engine.placement)
     return [{"CPU": 1.0, **({"GPU": share} if share else {})}] * learner_devices(config)
 

@@ -123,7 +123,7 @@ def run_agent(run: str, config: Config) -> Agent:
 
 
 def _wrong_agent(config: Config) -> Iterator[str]:
-    """An agent's calls are a tree: what reads an episode from its first turn to its last cannot be had."""
+    """Problems of `agent.run`: an agent's calls are a tree, so settings that read an episode from its first turn to its last are refused."""
     agent, advantage = config.agent, config.algorithm.advantage.name
     if agent.run is None:
         return
@@ -141,7 +141,7 @@ def _wrong_agent(config: Config) -> Iterator[str]:
 
 
 def _wrong_rewards(config: Config) -> Iterator[str]:
-    """What is taken from the rewards: the KL, and the penalty of overlong episodes."""
+    """Problems of the terms that are subtracted from rewards: the KL, and the penalty of overlong episodes."""
     algorithm, kl, overlong = config.algorithm, config.algorithm.kl, config.algorithm.overlong
     name, in_reward = algorithm.advantage.name, kl.coef > 0 and kl.place == "reward"
     if name == "maxrl" and (overlong.length or in_reward):
@@ -159,7 +159,7 @@ def _wrong_rewards(config: Config) -> Iterator[str]:
 
 
 def _wrong_roles(config: Config) -> Iterator[str]:
-    """Roles that are described and would not be asked, and folders that hold no model."""
+    """Problems of roles that have settings and no use, and of folders that hold no model."""
     yield from _wrong_role_folders(config)
     name, critic = config.algorithm.advantage.name, config.critic
     if not has_critic(config):
@@ -207,7 +207,7 @@ def _wrong_teacher(config: Config) -> Iterator[str]:
 
 
 def _wrong_servers(config: Config) -> Iterator[str]:
-    """What an engine that others run cannot do."""
+    """Settings that an engine run by others cannot follow."""
     engine = config.engine
     if engine.name not in EXTERNAL:
         return
@@ -230,7 +230,7 @@ def _wrong_servers(config: Config) -> Iterator[str]:
 
 
 def _why_no_server(url: str) -> str:
-    """Why a text is no server's URL; "" if it is one."""
+    """The reason why a text is not a server's URL; "" if it is one."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

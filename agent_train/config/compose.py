@@ -25,7 +25,7 @@ from agentgym.core.usage_error import closest, more_words
 
 GROUPS = ("env", "model", "engine", "algorithm")
 FREE_KEYS = ("env.kwargs.", "env.players.", "algorithm.loss_settings.", "pools.weights.")
-# What other toolkits call our settings, where no rule of spelling would find them: the last part of their keys.
+# Other toolkits' names of our settings that no rule of spelling would find: the last part of their keys.
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "actor_lr"), "learner.lr"),
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "trainer.groups_per_step"),
@@ -223,7 +223,7 @@ def _check_key(key: str) -> None:
 
 
 def _meant(key: str, keys: Collection[str]) -> list[str]:
-    """What an unknown key may stand for: a name of other toolkits, a longer or shorter form, one with more words, or the most alike."""
+    """Suggestions for an unknown key: a name of other toolkits, a longer or shorter form, one with more words, or the most alike."""
     section, _, name = key.rpartition(".")
     leaf_of = {known: known.rpartition(".")[2] for known in keys}
     if ours := ELSEWHERE.get(name):

@@ -1,4 +1,4 @@
-"""How large a model is and how much it reads, by the `config.json` of its folder, without torch."""
+"""A model's size and context by the `config.json` of its folder, without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

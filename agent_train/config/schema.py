@@ -127,7 +127,7 @@ class EngineConfig:
 
     @property
     def servers(self) -> int:
-        """Servers that it has, of the run's own or of others."""
+        """The number of its servers, the run's own or others'."""
         return len(self.urls) or self.replicas
 
 

@@ -1,4 +1,4 @@
-"""What is known of one setting of a run, and how `agent_train.config.schema` declares it."""
+"""One setting of a run, and how `agent_train.config.schema` declares it."""
 
 import copy
 from collections.abc import Mapping

@@ -330,7 +330,7 @@ def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[st
 
 
 def _wrong_own_policies(config: Config) -> Iterator[str]:
-    """What players with policies of their own cannot be combined with."""
+    """Settings that cannot be combined with players that have policies of their own."""
     own, engine = own_players(config), config.engine
     if not own:
         return
@@ -352,7 +352,7 @@ def _wrong_own_policies(config: Config) -> Iterator[str]:
 
 
 def _wrong_agent(config: Config, env: Env) -> Iterator[str]:
-    """An agent that cannot play the environment, or cannot be started; one by name is installed here."""
+    """Problems of an agent that cannot play the environment or cannot be started. Named agents are installed here."""
     run, players = config.agent.run, getattr(env.unwrapped, "players", None)
     if run is None:
         return

@@ -1,4 +1,4 @@
-"""Equal work: the cost of a sample's forward and backward pass, and dealing costs into equal parts.
+"""Balanced work: the cost of a sample's forward and backward pass, and dealing costs into equal parts.
 
 Costs are whole numbers, so that sums do not depend on their order.
 """

@@ -275,7 +275,7 @@ def _prefixes(groups: Sequence[PrefixGroup]) -> tuple[Prefix, ...]:
 
 
 def _starts(n_samples: int, prefixes: Iterable[Prefix]) -> list[int]:
-    """Of each sample, how many of its first tokens lie elsewhere."""
+    """For each sample, the number of its first tokens that lie elsewhere."""
     starts = [0] * n_samples
     for prefix in prefixes:
         starts[prefix.first + 1 : prefix.first + prefix.samples] = [prefix.length] * (prefix.samples - 1)
@@ -346,7 +346,7 @@ def _within_group(samples: Sequence[TrainingSample]) -> list[PrefixGroup]:
 
 
 def _common(samples: Iterable[TrainingSample]) -> int:
-    """How many tokens all prompts begin with."""
+    """The number of first tokens that all prompts share."""
     return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*map(_prompt, samples), strict=False)))
 
 

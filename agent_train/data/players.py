@@ -1,4 +1,4 @@
-"""Episodes of several players as an episode for each: what samples and advantages are made of.
+"""Splits episodes of several players into an episode for each, of which samples and advantages are made.
 
 A group of episodes becomes a group for each player, whose baseline is of that player alone. What a player earns between two turns
 of its own counts with the first of them; before its first turn, with that.
@@ -78,12 +78,12 @@ def part_of(trajectory: Trajectory, player: str, credit: str) -> Trajectory:
 
 
 def earned_by(turn: Turn, player: str, credit: str) -> float:
-    """What a step earned a player: its own reward, or with another `credit` the episode's."""
+    """A player's reward for a step: its own, or with another `credit` the shared one."""
     return shares(turn.reward, turn.info, [player])[player] if credit == "own" else turn.reward
 
 
 def had_without(trajectory: Trajectory, player: str, credit: str) -> float:
-    """What the episode would have had without the player, where the credit is its difference; else 0."""
+    """The episode's reward without the player if the credit is the difference to it; else 0."""
     last = trajectory.turns[-1].info if trajectory.turns and credit == "difference" else {}
     without: Mapping[str, float] = last.get(WITHOUT, {})
     return without.get(player, 0.0)

@@ -1,4 +1,4 @@
-"""A trajectory as training samples: token ids with what is known of each.
+"""A trajectory as training samples: token ids with their masks, log-probabilities and advantages.
 
 Legend: T tokens of one sample. Every list of T is aligned to the token itself: `mask[t]`, `logprobs[t]` and
 `advantages[t]` belong to `ids[t]`, which the model predicts from position t-1.

@@ -53,7 +53,7 @@ class EngineError(RuntimeError):
 
 
 class EngineLostError(EngineError, LostError):
-    """A part of the engine was killed or does not answer, and none took its place."""
+    """A replica was killed or does not answer, and none took its place."""
 
 
 class Engine:
@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def lacks_weights(self) -> bool:
-        """True if a part of it waits for the weights that the others have."""
+        """True if a replica waits for the weights that the others have."""
         return False
 
     async def stale(self) -> None:
@@ -121,15 +121,15 @@ class Engine:
         await asyncio.Event().wait()
 
     async def losses(self) -> int:
-        """Look at its parts; how many have died so far and were replaced. After one more, weights can be sent again."""
+        """Check its replicas; returns how many have died and were replaced so far. After each, weights can be sent again."""
         return 0
 
     async def loads(self) -> list[Load]:
-        """The load of each replica that answers and tells it."""
+        """The load of each replica that reports it."""
         return []
 
     async def sleep(self) -> None:
-        """Give the device's memory back until weights are received again. Call it while nothing is asked."""
+        """Release the device's memory until weights are received again. Call it while no request is in flight."""
 
     async def live(self) -> None:
         """Raise EngineError if the engine cannot answer any more."""
@@ -142,13 +142,13 @@ class Engine:
         self.live_sessions += count
 
     def close_session(self, count: int = 1) -> None:
-        """Say that `count` episodes will not ask again."""
+        """Announce that `count` episodes will not ask again."""
         if count > self.live_sessions:
             raise ValueError(f"{count} sessions closed, but only {self.live_sessions} are open")
         self.live_sessions -= count
 
     def play_beside(self, other: Engine) -> None:
-        """Say that episodes hold their sessions at the `other` engine, and ask either of both, one at a time."""
+        """Announce that episodes hold their sessions at the `other` engine too, and ask either engine, one at a time."""
 
     def check_request(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         """Raise ValueError for a request that no engine can answer."""

@@ -29,7 +29,7 @@ from agentgym.storage.files import read_object
 KEY_VARIABLE = "ENGINE_API_KEY"
 NO_WEIGHTS = "it has no weights of this run yet"
 KEY_REFUSED = (401, 403)
-# What a server would otherwise take from the model's generation_config.json: a cut distribution has other log-probabilities.
+# Settings that a server would otherwise take from the model's generation_config.json: a cut distribution has other log-probabilities.
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 _WHOLE_DISTRIBUTION |= {"frequency_penalty": 0.0}
 _CHECK_SECONDS = 30.0
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OtherWeightsError(EngineError):
-    """A server has other weights than the run gave it: it was started again, or somebody else loads weights into it."""
+    """A server has other weights than the run gave it: it was restarted, or somebody else loads weights into it."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What makes decoding with transformers faster: attention and the cache without copies.
+"""Faster decoding with transformers: attention and the cache without copies.
 
 Legend: R rows, L queries, H heads, N tokens so far, C tokens there is room for, D numbers of a head.
 """

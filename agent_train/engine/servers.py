@@ -291,7 +291,7 @@ class Servers:
                 del server.limits[limit]
 
     def stand_still(self, servers: Sequence[Server]) -> None:
-        """The requests to these are not answered until they `serve`."""
+        """Pause the time limits of requests to these until they `serve`."""
         for server in servers:
             for limit, left in server.limits.items():
                 if left is None and not limit.expired():
@@ -299,14 +299,14 @@ class Servers:
                     limit.reschedule(None)
 
     def outdate(self, servers: Sequence[Server]) -> None:
-        """Other weights come, to these alone."""
+        """Mark all others as stale: new weights come to these alone."""
         for server in self.all:
             server.loaded = False
             if server not in servers and server.state == HEALTHY:
                 self._move(server, STALE, "others get new weights")
 
     def serve(self, servers: Sequence[Server]) -> None:
-        """These have the present weights."""
+        """Mark these as having the present weights."""
         for server in servers:
             server.loaded = True
             if self._move(server, HEALTHY, "it has the present weights" if server.why else ""):
@@ -318,14 +318,14 @@ class Servers:
                     limit.reschedule(_now() + left)
 
     def spoil(self, servers: Sequence[Server], why: str) -> None:
-        """These may have mixed weights."""
+        """Mark these as perhaps having mixed weights."""
         for server in servers:
             self._move(server, STALE, why)
 
     # ---- failures
 
     async def of_all(self, servers: Sequence[Server], ask: Callable[[Server], Awaitable[T]]) -> list[T]:
-        """What each of these servers answers, each within limits of its own.
+        """The answer of each of these servers, each within its own limits.
 
         After a failure those are dead that did not answer; if all did, those that failed where others did not. Raises EngineError.
         """
@@ -385,7 +385,7 @@ class Servers:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def find_dead(self) -> int:
-        """Look which have ended; how many died since the start."""
+        """Find the servers that have ended; returns how many died since the start."""
 
         async def find(server: Server) -> None:
             if why := await server.why_ended():
@@ -405,7 +405,7 @@ class Servers:
         self._restarting[server.number] = asyncio.create_task(self._restart(server))
 
     async def _restart(self, dead: Server) -> None:
-        """Start a server anew, wherever Ray has room, until it answers. It is stale then."""
+        """Start a server again, wherever Ray has room, until it answers. It is then stale."""
         number, begun = dead.number, time.monotonic()
         while True:
             rest = self._rests.get(number, FIRST_REST)

@@ -1,4 +1,4 @@
-"""A teacher that is an endpoint: its log-probability, at temperature 1, of each token that the policy sampled, by exact ids.
+"""A teacher behind an endpoint: its log-probability, at temperature 1, of each token that the policy sampled, by exact ids.
 
 A teacher that is a model folder is a frozen role of the learner.
 """
@@ -26,7 +26,7 @@ RULED_OUT = -9999.0  # vLLM's word for minus infinity, which JSON has not
 
 
 class TeacherError(EngineError):
-    """The teacher's endpoint does not answer, or answers what cannot be."""
+    """The teacher's endpoint does not answer, or its answer is invalid."""
 
 
 class Teacher:

@@ -168,7 +168,7 @@ class VllmEngine(Engine):
 
     @asynccontextmanager
     async def _grouped(self) -> AsyncIterator[None]:
-        """What fails has left the group."""
+        """Mark that this side has left the weight group if the block fails."""
         try:
             yield
         except BaseException:
@@ -313,7 +313,7 @@ class VllmEngine(Engine):
         await self.servers.client.close()
 
     async def _rpc(self, server: Server, method: str, arguments: list[Any], seconds: float) -> list[Any]:
-        """What a method answers in each worker of a server."""
+        """The answers of a method in each worker of a server."""
         body = {"method": method, "args": arguments}
         return list((await self._post(server, "/collective_rpc", body, seconds, method))["results"])
 
@@ -412,7 +412,7 @@ def server_options(
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
-    """vLLM's words for `sampling`: log-probabilities of the sampled tokens, and no stop but at the ids that it names."""
+    """`sampling` as vLLM's parameters: log-probabilities of the sampled tokens, and stops only at the ids that it names."""
     params = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

@@ -81,7 +81,7 @@ def shipping(config: Config, put: Callable[[RankBatch], Any] = ray.put) -> Ship:
 class _Actor(LearnerWorker):
     @ray.method(concurrency_group="beside")
     def wait(self) -> None:
-        """Never return: who waits learns when this process ends, also while no other call is made."""
+        """Never return: a caller that waits learns when this process ends, also while no other call is made."""
         threading.Event().wait()
 
     def node(self) -> str:
@@ -299,7 +299,7 @@ class Learner:
         return await self._write("save_weights", folder, whole)
 
     async def _write(self, method: str, folder: str | Path, *arguments: Any) -> Any:
-        """What a method answers that has rank 0 write a folder, which all nodes get."""
+        """Call a method with which rank 0 writes a folder, send the folder to all nodes, and return its answer."""
         answer = await self._on_all(method, _absolute(folder), *arguments)
         await self.files.share(_absolute(folder), self._nodes[:1])
         return answer

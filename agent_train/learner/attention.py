@@ -106,7 +106,7 @@ def packed_attention(
 
 
 def on_cpu_in_half(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes matrix products: it makes kernels for each new shape, and keeps them.
+    """True if oneDNN computes matrix products: it makes kernels for each new shape, and keeps them.
 
     Attention has as many shapes as samples have lengths, so `_Joined` computes it there, in fp32, which takes as long.
     Other layers get multiples of `MULTIPLE` tokens.

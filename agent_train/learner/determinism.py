@@ -1,4 +1,4 @@
-"""The same numbers each time: what `trainer.deterministic` asks of torch in every process of a run."""
+"""Reproducible numbers: the settings of torch that `trainer.deterministic` makes in every process of a run."""
 
 import os
 import random

@@ -91,7 +91,7 @@ def plain(model: Any, gradient_checkpointing: bool) -> Any:
     """The model without dropout and other noise of training."""
     model.eval()
     for module in model.modules():
-        # What checkpoints its activations asks for it.
+        # Modules that checkpoint their activations ask for it.
         module.training = hasattr(module, "gradient_checkpointing")
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The models of a run: which there are, where each starts from, which of them learn. Nothing here imports torch."""
+"""The models of a run: their roles, the folder that each starts from, and which of them learn. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITH_CRITIC = ("gae", "bilevel_gae")
 
 
 class VocabularyError(ValueError):
-    """A model beside the policy that means something else by an id. Says which model, and the first id."""
+    """A model beside the policy maps an id to another token. Names the model and the first such id."""
 
 
 def roles_of(config: Config) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class Display:
             yield
         except OSError as error:
             self.console.quiet = True
-            # What is held back would otherwise be tried again as the process ends, and change its exit code.
+            # Held-back output would otherwise be tried again as the process ends, and change its exit code.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"agent-train: the run goes on, but nothing more is shown: {error}\n")
@@ -173,7 +173,7 @@ class Display:
         self._episodes = self._errors = self._retried = 0
 
     def go_back(self, step: int) -> None:
-        """Show nothing of later steps any more."""
+        """Remove later steps from the display."""
         self._rows = deque((row for row in self._rows if int(row["step"]) <= step), maxlen=ROWS)
         self._first = None
         self._episodes = self._errors = self._retried = 0

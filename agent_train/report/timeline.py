@@ -1,4 +1,4 @@
-"""Where every part of a run spent its time: `timeline.json`, in Chrome's trace event format, for https://ui.perfetto.dev.
+"""The timeline of a run: where each part spent its time, as `timeline.json` in Chrome's trace event format, for https://ui.perfetto.dev.
 
 Its array of events is never closed, as the format allows: the file can be appended to, and survives a kill.
 """

@@ -101,7 +101,7 @@ class Tracker:
         self.note(measured.line())
 
     def measured(self, step: int) -> bool:
-        """Whether the weights of a step were evaluated on held-out tasks, or on the examples of `data.test`."""
+        """True if a step's weights were evaluated on held-out tasks, or on the examples of `data.test`."""
         return any(
             record["step"] == step and record["kind"] in (EvalMetrics.kind, HELD_OUT) for record in self._records
         )

@@ -27,7 +27,7 @@ MODEL = "policy"  # what agents ask for
 
 @dataclass(eq=False)
 class _Said:
-    """What was said in an episode: each prompt with its answer, as the template's text and as ids."""
+    """The conversation of an episode: each prompt with its answer, as the template's text and as ids."""
 
     key: str  # in the journal
     journal: Journal
@@ -45,7 +45,7 @@ class EngineBackend:
         self._episodes: dict[str, _Said] = {}
 
     def begin(self, episode: str, key: str, journal: Journal) -> None:
-        """Take calls of an episode until `forget`; the journal knows it by `key`."""
+        """Accept calls of an episode until `forget`; the journal knows it by `key`."""
         journal.begin(key, self._engine.version)
         self._episodes[episode] = _Said(key, journal)
 
@@ -53,7 +53,7 @@ class EngineBackend:
         del self._episodes[episode]
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
-        """Nothing is told before the end: engines answer whole."""
+        """Nothing is streamed before the end: engines answer whole."""
         said = self._episodes[episode]
         prompt = self._prompt(call, said.answers)
         room = self._engine.max_model_len - len(prompt.ids)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rollout:
-    """What was played for a step."""
+    """The episodes of a step."""
 
     groups: list[Group]  # in the order of their tasks
     greedy: list[Trajectory]  # of each task, for ReMax
@@ -37,7 +37,7 @@ class Rollouts(Generic[T]):
         self._begun: int | None = None  # steps whose rollouts have begun in this or an earlier start of the run
 
     def begin(self, version: int) -> None:
-        """Begin all that the engine's present version may play."""
+        """Begin every rollout that the engine's present version may play."""
         begun = version if self._begun is None else self._begun
         bound = {"batch": 1, "version": version, "staleness": self._staleness}
         self._begun = begun + admit(**bound, accepted=begun, running=0, max_concurrent=max(0, self._steps - begun))

@@ -1,4 +1,4 @@
-"""Which tasks each step plays. It follows from the seed, the step and what earlier steps found, so a resumed run draws the same."""
+"""The tasks of each step. They follow from the seed, the step and the results of earlier steps, so a resumed run draws the same."""
 
 import functools
 import json
@@ -95,6 +95,6 @@ class Draws:
         return self._source.put_back(step, self._drawn.pop(step), groups)
 
     def state(self) -> dict[str, Any]:
-        """All that the next draws follow from, for JSON."""
+        """The state that the next draws follow from, for JSON."""
         surplus = [(g.task_id, [json.loads(line_of_any(t.to_json())) for t in g.trajectories]) for g in self.surplus]
         return {"size": self._size, "drawn": dict(self._drawn), "surplus": surplus, **self._source.state()}

@@ -75,7 +75,7 @@ class EnvWorker:
 
 
 def _step_seconds(spec: EnvSpec) -> float:
-    """What the environment says, as `Limits.step_limit`; a node of the workers can make it, the trainer's perhaps not."""
+    """The environment's own `Limits.step_limit`. A node of the workers can make the environment, the trainer's may not."""
     env = spec.make()
     close_unused(env)
     return Limits().step_limit(env) or math.inf

@@ -21,7 +21,7 @@ from agentgym.storage.jsonl import mend
 
 
 class DivergedError(RuntimeError):
-    """The environment said otherwise than when the turn was kept, so the journal cannot answer it."""
+    """The environment's answer differs from that when the turn was kept, so the journal cannot answer."""
 
 
 @dataclass(frozen=True)

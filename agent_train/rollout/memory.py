@@ -1,4 +1,4 @@
-"""What the model sees of a long episode in place of the whole conversation.
+"""Memories: what replaces the whole conversation of a long episode in the model's prompt.
 
 Recent: the opening and the last exchanges; the prompt of a turn then no longer extends the one before, so each turn is a training
 sample of its own (as in verl-agent, arXiv 2505.10978).
@@ -43,7 +43,7 @@ class RecentMemory:
 
 
 class SummaryMemory:
-    """What the model sees of one episode's conversation. Without a summary so far, that is the conversation as it is."""
+    """The prompt's view of one episode's conversation. Until the first summary, that is the conversation itself."""
 
     def __init__(self, settings: MemoryConfig, renderer: Renderer, max_model_len: int, max_tokens: int):
         """For answers of at most `max_tokens` tokens by a model that reads and writes `max_model_len`.
@@ -83,7 +83,7 @@ class SummaryMemory:
     def request(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], previous: Rendered | None
     ) -> tuple[list[Message], Rendered]:
-        """What asks for a summary, and the prompt: the last one, what was sampled after it, and the request.
+        """The request for a summary, and its prompt: the last prompt, the tokens sampled after it, and the request.
 
         The newest observation may be of any length, and is not in it. A tool call needs an answer, so a line stands for each.
         """

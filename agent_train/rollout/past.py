@@ -1,4 +1,4 @@
-"""Players whom the policy plays as it was at an earlier step of the run: `env.players.NAME=past`.
+"""Players that are played by the policy of an earlier step of the run: `env.players.NAME=past`.
 
 The weights of those steps are in the run's folder, and a second engine holds one of them: in a step the one that `opponent_of`
 draws, in an evaluation the first, so that evaluations can be compared.

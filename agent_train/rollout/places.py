@@ -1,4 +1,4 @@
-"""How many episodes run at a time: places whose number may follow the load of the engine."""
+"""The number of concurrent episodes: places whose number may follow the load of the engine."""
 
 import asyncio
 import heapq

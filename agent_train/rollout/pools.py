@@ -96,6 +96,6 @@ class Pools:
         return PoolMetrics(tasks, len(self._retired), {band: bands[band] / len(groups) for band in BANDS})
 
     def state(self) -> dict[str, Any]:
-        """All that the next draws follow from, for JSON."""
+        """The state that the next draws follow from, for JSON."""
         waiting = {band: list(tasks) for band, tasks in self._waiting.items()}
         return {"waiting": waiting, "retired": list(self._retired), "rates": list(self._rates.items())}

@@ -26,7 +26,7 @@ Tool = Mapping[str, Any]
 
 _PROBE = "MARK7XQ"
 _ANY_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
-# What a template that asks for today's date is told, so that a run that goes on tomorrow has the prompts of today. It is the date
+# The date for templates that ask for today's, so that a run that goes on tomorrow has the prompts of today. It is the date
 # that Llama 3 takes where it can ask nobody.
 _DATE = datetime.date(2024, 7, 26)
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -77,7 +77,7 @@ class Renderer:
         self._anchor_ids = self.encode(prompt)[-8:]
         self._anchor = self._decode(self._anchor_ids)
         self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)
-        # Whether the template writes the text of a tool call's arguments as it is, and does not quote it once more. Two spaces: one
+        # True if the template writes the text of a tool call's arguments as it is, and does not quote it once more. Two spaces: one
         # that reads the text and writes it again keeps one.
         arguments = '{"a":  "b"}'
         called = _calling("", [_call("f", arguments, "call00000")])
@@ -102,7 +102,7 @@ class Renderer:
         return whole[len(self._anchor) :] if whole.startswith(self._anchor) else self._decode(completion_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answering: bool = True) -> str:
-        """The template's text of a conversation; with `answering`, up to where the assistant's answer begins."""
+        """The template's text of a conversation; with `answering`, up to the start of the assistant's answer."""
         view = [{**message, "content": text_of(message)} for message in messages]
         for message in view:
             if message.get("tool_calls") and not self._plain_arguments:

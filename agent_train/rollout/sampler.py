@@ -116,7 +116,7 @@ class TokenPolicy:
         return len(prompt.ids) + most <= self._engine.max_model_len
 
     async def _said(self, prompt: Rendered, most: int) -> Reply:
-        """What the model says after a prompt, in at most so many tokens."""
+        """The model's reply to a prompt, in at most so many tokens."""
         completion = await self._completion(prompt, most)
         message = self._renderer.parse(completion.ids, self._turn)
         self._previous = prompt.answered(completion.ids)

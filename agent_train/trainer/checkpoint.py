@@ -186,7 +186,7 @@ class Checkpoints:
 
 
 async def _written(learners: Sequence[Learner]) -> bool:
-    """Whether the ranks have ended what they write, well or not."""
+    """True once the ranks have ended their writes, successfully or not."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await asyncio.gather(*(learner.state_saved() for learner in learners))
@@ -288,7 +288,7 @@ def begin(run: RunFolder, folder: Path) -> None:
 
 
 def _free_megabytes(folder: Path) -> str:
-    """What to tell of the disk of a folder that may be gone."""
+    """The free space of a folder's disk, for a message; "" if the folder is gone."""
     with contextlib.suppress(OSError):
         return f"; its disk has {shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
     return ""
@@ -309,7 +309,7 @@ def _sum(path: Path) -> dict[str, Any]:
 
 
 def _to_disk(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, outlive a loss of power, on file systems that can."""
+    """Sync a file's bytes, or a folder's names, to disk, on file systems that can."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

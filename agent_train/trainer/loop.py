@@ -47,7 +47,7 @@ class TrainerContext:
         raise NotImplementedError
 
     def watched(self) -> Sequence[Watched]:
-        """All whose processes the run needs: they are watched beside the steps, and an error ends the training."""
+        """The parts whose processes the run needs: they are watched during the steps, and an error ends the training."""
         return self.learners
 
     async def save(self, progress: Progress) -> None:

@@ -177,7 +177,7 @@ async def _train_again(
 
 
 def compared(recorded: Record, replayed: Record, table: bool) -> Iterator[str]:
-    """Lines for people: if a step gave the weights that it gave before, and a table of the main numbers and all that differ."""
+    """Lines for people: whether a step gave the same weights as before, and a table of the main numbers and of all that differ."""
     before, now = dict(numbers(recorded)), dict(numbers(replayed))
     other = [name for name in now if before.get(name) != now[name]]
     same = "other weights" if WEIGHTS in other else "the same weights, bit for bit"
@@ -192,7 +192,7 @@ def compared(recorded: Record, replayed: Record, table: bool) -> Iterator[str]:
 
 
 def numbers(record: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All that a record tells but times and failures, by dotted names."""
+    """The fields of a record except times and failures, by dotted names."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{name}.")

@@ -124,7 +124,7 @@ def run(config: Config) -> int:
 
 
 def _write_results(config: Config, folder: RunFolder, summary: Summary, command: str) -> str:
-    """Write what came of the run; why that failed, "" if it did not."""
+    """Write the results of the run; returns the reason if that failed, else ""."""
     also_here = [Path(config.trainer.record)] if config.trainer.record else []
     for path in [folder.path / "result.json", *also_here]:
         try:

@@ -65,7 +65,7 @@ class RunFolder:
         write_json(self.versions, versions(command))
 
     def began_before(self) -> bool:
-        """Whether a start, or a loss, came before this one."""
+        """True if a start, or a loss of processes, came before this one."""
         return bool(read_object(self.versions).get("resumed"))
 
     def make_folders(self) -> None:

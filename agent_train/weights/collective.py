@@ -238,7 +238,7 @@ def _agree(group: WeightGroup, manifest: Sequence[TensorInfo]) -> None:
 
 
 def _nothing() -> None:
-    """What waits for nothing."""
+    """A wait that returns at once."""
 
 
 def _broadcast(group: WeightGroup, flat_B: torch.Tensor, first_name: str) -> Callable[[], None]:
@@ -291,7 +291,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 class _Scratch(threading.local):
-    """What a thread sums rows with: to make it anew costs more than the sums of a small tensor."""
+    """A thread's buffer for sums of rows: allocating it anew costs more than the sums of a small tensor."""
 
     def __init__(self) -> None:
         self.block = torch.empty(_ROWS, _ROW, dtype=torch.float64)

@@ -25,7 +25,7 @@ ACT = {
 
 @dataclass(eq=False)
 class AgentEpisode:
-    """What a function that plays an episode gets.
+    """The argument of a function that plays an episode.
 
     Attributes:
         messages: the environment's opening.
@@ -50,7 +50,7 @@ class AgentEpisode:
     _answer: _Answer | None = None  # to the action that the environment has
 
     async def step(self, action: Action) -> list[Message]:
-        """Give the environment a text or an assistant message, tool calls too; what it answers. Once `over`, that is the end."""
+        """Send the environment a text or an assistant message, which may call tools, and return its answer. Once `over`, the episode has ended."""
         message, answer = assistant(action), asyncio.get_running_loop().create_future()
         if self.over:
             return [user(OVER)]
@@ -71,7 +71,7 @@ class AgentEpisode:
         return message
 
     def tell(self, observation: Sequence[Message], over: bool = False) -> None:
-        """Answer the action that the environment had; once the episode is over, those that wait too."""
+        """Answer the action that the environment took; once the episode is over, answer the waiting ones too."""
         self.over = over
         answers = [(self._answer, list(observation))] if self._answer is not None else []
         while over and not self._actions.empty():

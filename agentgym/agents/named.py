@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def command_of(name: str) -> list[str]:
-    """The words that start an agent, which is installed where it is not yet. Raises ValueError if it cannot be."""
+    """The command that starts an agent, which is installed first if need be. Raises ValueError if that fails."""
     # With -P, since the program's folder would hide the package of its name.
     return [str(_environment(name) / "bin" / "python"), "-P", str(_file(name, "py"))]
 
 
 def check_tools(agent: str, env: Env) -> None:
-    """Raise ValueError if an agent cannot do anything in an environment, for want of a tool."""
+    """Raise ValueError if an agent lacks the tools to act in an environment."""
     needed, inner = TOOLS.get(agent), env.unwrapped
     if needed is None or getattr(inner, "tools_at_reset", False):
         return

@@ -66,7 +66,7 @@ class AgentPolicy:
 
     @property
     def calls(self) -> EndpointUsage:
-        """What the model was asked so far."""
+        """Calls of the model so far."""
         found = EndpointUsage()
         for call in self._playing.recorded.tree.calls.values() if self._playing else ():
             found.requests += 1
@@ -101,7 +101,7 @@ class AgentPolicy:
         return _Playing(recorded, episode, asyncio.create_task(self._agent.run(episode)))
 
     async def stop(self, observation: Sequence[Message] = (), patience: float = 0.0) -> None:
-        """Answer the agent's last action, and let it end; what still runs after so many seconds is stopped."""
+        """Answer the agent's last action, and let the agent end; stop it after so many seconds."""
         if (playing := self._playing) is not None:
             playing.episode.tell(observation, over=True)
             await asyncio.wait({playing.running}, timeout=patience)
@@ -132,7 +132,7 @@ class AgentPolicy:
 
 
 def rewarded(turns: list[Turn], places: Sequence[int], steps: Sequence[Turn]) -> list[Turn]:
-    """Turns with what the environment said to steps at these places among them; the last one has the last step's info too."""
+    """Turns with the environment's answers to the steps at these places; the last turn gets the last step's info too."""
     for place, step in zip(places, steps, strict=False):
         turn = turns[place]
         turn.reward, turn.info = turn.reward + step.reward, {**turn.info, **step.info}
@@ -143,13 +143,13 @@ def rewarded(turns: list[Turn], places: Sequence[int], steps: Sequence[Turn]) ->
 
 
 def actions_of(trajectory: Trajectory) -> list[Message]:
-    """What the environment was given."""
+    """The actions that the environment got."""
     steps = trajectory.metadata.get("steps")
     return [step["action"] for step in steps] if steps is not None else [turn.reply for turn in trajectory.turns]
 
 
 def _last(playing: _Playing, left: Left) -> Reply:
-    """What becomes of the episode once the agent has ended."""
+    """The episode's last reply after the agent has ended, or the error that ended it."""
     limit, refused = playing.recorded.limit, playing.recorded.refused
     if refused is not None and refused.status >= 500:
         raise EndpointError(f"the agent's last call failed: {refused}")

@@ -1,4 +1,4 @@
-"""What plays an episode by itself: a command in a folder of its own or in a sandbox, or a Python function."""
+"""Agents that play an episode by themselves: a command in its own folder or in a sandbox, or a Python function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGEST_WORD = (128 << 10) - 1  # bytes of a word or a variable that Linux start
 
 @dataclass(frozen=True)
 class Left:
-    """How an agent has ended: its final answer, if any, or the cause of its failure; and facts for the trajectory."""
+    """An agent's end: its final answer, if any, or the cause of its failure; and facts for the trajectory."""
 
     answer: Message | None = None
     failure: str | None = None
@@ -46,7 +46,7 @@ class Left:
 
 class Agent(Protocol):
     async def run(self, episode: AgentEpisode) -> Left:
-        """Play an episode. When this is cancelled, all that it has started ends."""
+        """Play an episode. If cancelled, end everything that it has started."""
 
 
 def agent_of(text: str, image: str | None = None, sandbox: str | None = None) -> Agent:
@@ -134,7 +134,7 @@ class BoxedCommand:
 
 
 def _boxed(box: Sandbox, words: Sequence[str], episode: AgentEpisode) -> Left:
-    """How a command ends in a sandbox. Raises SandboxError where its loss is not the command's own doing."""
+    """A command's end in a sandbox. Raises SandboxError if the sandbox was lost by no fault of the command."""
     looked = box.exec(["bash", "-c", 'type -P -- "$0"', words[0]], timeout=box.spec.start_timeout)
     if looked.exit_code is None:
         raise SandboxError(f"the sandbox did not look for the program {words[0]!r} in {box.spec.start_timeout:g} s")
@@ -209,7 +209,7 @@ def _words(line: str) -> list[str]:
 
 
 def _left(code: int, out: str, err: str) -> Left:
-    """How a command has ended."""
+    """A command's end."""
     answer, facts = out.strip(), {"exit_code": code} | ({"stderr": err} if err else {})
     if code:
         return Left(failure=AGENT_FAILED, facts={**facts, "output": answer[-LONGEST_TAIL:]})
@@ -231,7 +231,7 @@ def _size(text: str) -> int:
 
 
 def _variables(episode: AgentEpisode) -> dict[str, str]:
-    """Where agents of all kinds look for their model, and the environment's task and tools."""
+    """The variables in which agents of all kinds look for their model, the task and the tools."""
     own = {"AGENTGYM_TASK": episode.opening, "AGENTGYM_MODEL": episode.model, "AGENTGYM_MCP_URL": episode.mcp_url}
     if _size(f"AGENTGYM_TASK={episode.opening}") > LONGEST_WORD:
         del own["AGENTGYM_TASK"]
@@ -241,7 +241,7 @@ def _variables(episode: AgentEpisode) -> dict[str, str]:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait until a supervised command has ended with all that it started, which it is told to."""
+    """Tell a supervised command to end, and wait until it and all that it started have ended."""
     if process.returncode is not None:
         return
     process.terminate()

@@ -1,4 +1,4 @@
-"""What a user names as `package.module:name`, also in the current directory."""
+"""Imports what a user names as `package.module:name`, also from the current directory."""
 
 import importlib
 import sys
@@ -44,6 +44,6 @@ def _module(target: str) -> ModuleType:
 
 
 def words_of(error: BaseException) -> str:
-    """An error in a line."""
+    """An error as one line."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:500].removesuffix(":")

@@ -1,6 +1,6 @@
 """`audit`: plays known hacks of an environment, which must earn no more than doing nothing, while gold answers succeed.
 
-An environment says them itself: `hacks(task)` returns a `Hack` for each.
+The environment lists them: `hacks(task)` returns a `Hack` for each.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _LONGEST = 100  # characters of a text of `info` that are kept
 
 @dataclass(frozen=True)
 class Hack:
-    """A way to be paid for a task that is not solved: replies, in turn. `what` says in a line what it does."""
+    """A way to a reward for an unsolved task: replies, in turn. `what` describes it in a line."""
 
     name: str
     what: str

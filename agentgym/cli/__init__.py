@@ -26,7 +26,7 @@ COMMANDS = {
     "this machine": {"doctor": "machine", "sandbox": "machine", "data": "machine", "completion": "completion"},
 }
 _WIDTH = 12  # of the column of commands
-# What other toolkits call our options, where no rule of spelling would find them.
+# Other toolkits' names of our options that no rule of spelling would find.
 _ELSEWHERE = {
     **dict.fromkeys(("--episodes", "--limit", "--samples"), "-n"),
     **dict.fromkeys(("--epochs", "--repeats", "--rollouts", "--rollouts-per-example"), "-k"),

@@ -328,7 +328,7 @@ def _new_folder(suite: Suite, agents: list[AgentSpec]) -> Path:
 
 
 def _run(suite: Suite, agents: list[AgentSpec], out: Path, args: argparse.Namespace) -> int:
-    """Play, first who needs no server, then all of a model folder while it is served: one folder at a time, as they share a GPU."""
+    """Play the agents that need no server, then those of each model folder while it is served: one folder at a time, as they share a GPU."""
     from agentgym.evaluate.serving import ServingError
     from agentgym.evaluate.store import StoreError
     from agentgym.rollout.calls import leaving

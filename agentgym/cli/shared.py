@@ -1,4 +1,4 @@
-"""What commands share: environments and JSON options of a command line, and output: JSON for programs, tables for people."""
+"""Shared by the commands: environment and JSON options, and output as JSON for programs or tables for people."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def set_run(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], json: str) -> None:
-    """What a command does, and its last option, which `json` describes."""
+    """Set a command's function, and add its last option, `--json`, which `json` describes."""
     parser.add_argument("--json", action="store_true", help=json)
     parser.set_defaults(run=run)
 

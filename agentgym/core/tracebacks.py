@@ -1,4 +1,4 @@
-"""What an exception says and where it was raised: the innermost line of the user's own code, and the traceback as text."""
+"""An exception's message and place: the innermost line of the user's own code, and the traceback as text."""
 
 import sysconfig
 import traceback

@@ -125,7 +125,7 @@ class Trajectory:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """What each player earned, by name; {} in an environment of one agent."""
+        """Each player's reward, by name; {} in an environment of one agent."""
         total: dict[str, float] = {turn.player: 0.0 for turn in self.turns if turn.player is not None}
         for turn in self.turns if total else ():
             total = dict.fromkeys(turn.info.get(REWARDS, {}), 0.0) | total
@@ -223,7 +223,7 @@ class Trajectory:
 
 
 def shares(reward: float, info: Mapping[str, Any], players: Iterable[str]) -> dict[str, float]:
-    """What each player earned by a step."""
+    """Each player's reward for a step."""
     given: Mapping[str, float] | None = info.get(REWARDS)
     return {player: reward if given is None else given.get(player, 0.0) for player in players}
 

@@ -25,7 +25,7 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making(id: str) -> Iterator[None]:
-    """What an environment's own code raises as it is made or lists its tasks becomes a ValueError that says where.
+    """Turn an exception of an environment's own code, as it is made or lists its tasks, into a ValueError that says where.
 
     Errors of kinds that name a mistake stay, as do those of this package, such as a server's that does not answer.
     """

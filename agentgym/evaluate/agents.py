@@ -242,7 +242,7 @@ def _expert_maker(mistakes: float = 0.0) -> MakePolicy:
 
 
 def _sampling_seed(episode: Episode) -> int | None:
-    """Each task has its own: with the same draws in all of them, their successes would not be independent."""
+    """Each task has its own seed: with the same draws in all tasks, their successes would not be independent."""
     return None if episode.seed is None else random.Random(f"{episode.seed} {episode.task.id}").getrandbits(31)
 
 
@@ -367,7 +367,7 @@ class PythonPolicy:
         return found if isinstance(found, EndpointUsage) and self._is_class else None
 
     def attach(self, env: Env, call: Any) -> None:
-        """Tell the user's object its environment, if it has a method for that."""
+        """Pass the environment to the user's object, if it has a method for that."""
         self._env = (env, call)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Reply:

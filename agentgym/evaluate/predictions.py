@@ -56,7 +56,7 @@ def _prediction(episode: Trajectory, model: str) -> dict[str, str]:
 
 
 def _has_patches(file: Path) -> bool:
-    """Whether an episode of a file may have a patch, without reading its JSON: files are large, and most have none."""
+    """True if an episode of a file may have a patch. The JSON is not parsed: files are large, and most have no patch."""
     with contextlib.suppress(FileNotFoundError), file.open("rb") as lines:
         return any(_STORED in line for line in lines)
     return False

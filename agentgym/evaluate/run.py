@@ -418,7 +418,7 @@ def labels_of(task: Task) -> dict[str, Any]:
 
 
 def _asked(agent: AgentSpec, trajectory: Trajectory) -> bool:
-    """Whether a model was asked. One that plays by itself need not."""
+    """True if a model was asked. An agent that plays by itself may not ask one."""
     return agent.kind in _ASKING and (
         bool(trajectory.turns) if agent.kind != "playing" else "steps" in trajectory.metadata
     )

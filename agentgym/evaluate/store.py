@@ -210,7 +210,7 @@ def _episode(line: bytes) -> Trajectory:
 
 
 def _head(line: bytes) -> tuple[tuple[str, str, int], bool]:
-    """What tells a line's episode from others, and whether it failed; its turns, which are most of it, are not parsed."""
+    """A line's episode by its key, and whether it failed. Its turns, most of the line, are not parsed."""
     head, found, _ = line.partition(b', "turns": [')
     try:
         record = json.loads(head + b"}" if found and line.endswith(b"}\n") else line)
@@ -292,7 +292,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _measured(record: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
-    """What makes the measurement of a cell, by names for people. `told`: what of the servers' answers counts."""
+    """The settings that define the measurement of a cell, by readable names. `told`: the fields of the servers' answers that count."""
     found = {name: record.get(name) for name in ("split", "seed", "max_turns", "ids", "shuffle")}
     found["env entry_point"] = record["env"]["entry_point"]
     found |= {f"env kwargs {name}": value for name, value in record["env"].get("kwargs", {}).items()}

@@ -1,4 +1,4 @@
-"""A model call in one form for all protocols, what answers it, and what a run does with settings that spoil sampled tokens."""
+"""A model call in one form for all protocols, the backend that answers it, and the policy for settings that spoil sampled tokens."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class ModelCall:
     after: Call | None = None  # the call of the episode whose messages and answer these messages begin with
 
     def new_messages(self) -> list[Message]:
-        """Those behind `after` and its answer."""
+        """The messages after `after` and its answer."""
         return self.messages[self.after.length if self.after else 0 :]
 
 
 @dataclass
 class ModelAnswer:
-    """What a backend answers; `usage` and `finish_reason` are those of `Reply`."""
+    """A backend's answer; `usage` and `finish_reason` are those of `Reply`."""
 
     message: Message
     tokens: Tokens | None = None  # None from a model that does not tell them
@@ -71,7 +71,7 @@ class ModelAnswer:
 
 
 class Backend(Protocol):
-    """What samples. One object answers many calls at a time."""
+    """Samples the answers. One object answers many calls at a time."""
 
     models: Sequence[str]  # names of what it serves; the first stands for names that it does not know
     honours: Collection[str] | None  # settings that it knows beside those that leave the distribution alone; None: all
@@ -89,7 +89,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is done with settings of calls that tokens cannot be trained with.
+    """How the gateway treats settings of a call that make its tokens unusable for training.
 
     "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens.
     """
@@ -99,7 +99,7 @@ class Settings:
     max_tokens: int | None = None  # of one answer, at most
 
     def settle(self, call: ModelCall, backend: Backend) -> None:
-        """Decide what is used of a call's settings. Raises `Refused`."""
+        """Decide which of a call's settings are used. Raises `Refused`."""
         asked, known = {"model": call.model, **call.settings}, backend.honours
         harmless = {**_NEUTRAL, "temperature": (self.temperature,), "model": backend.models}
         looked_at = asked if self.temperature is not None else ("model",)

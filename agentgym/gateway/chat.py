@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, and what its other protocols share with them."""
+"""OpenAI's chat completions, and the parts that its other protocols share with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode: its key, limits and calls; which request is a retry of which; its lines of the record, and the episode made of them."""
+"""An episode: its key, limits and calls, the retries among its requests, its lines in the record, and reading them back."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Episode:
         return exchange
 
     def over(self) -> Refused:
-        """What a call gets once the episode has ended or reached a limit."""
+        """The refusal of a call after the episode has ended or reached a limit."""
         why = f"has ended: {self.ended}" if self.ended is not None else f"has reached its limit of {self.limit}"
         return Refused(403, f"the episode {why}", "episode_over")
 
@@ -208,7 +208,7 @@ class Episode:
         exchange.wake()
 
     def left(self, exchange: Exchange, client: object, lost: bool) -> None:
-        """A client is gone, or asks for something else; `lost`: it may not have all that it was sent."""
+        """A client is gone, or asks for something else; `lost`: it may not have got all that was sent."""
         if exchange.clients.pop(client, False) and not lost and not exchange.delivered:
             exchange.delivered = True
             self._news.append(exchange.id)
@@ -227,7 +227,7 @@ class Episode:
         return {"delivered": delivered} if delivered else {}
 
     def read(self, line: Mapping[str, Any]) -> None:
-        """Take a line of the record behind the opening. Raises KeyError, TypeError, ValueError for another one."""
+        """Take a line of the record after the opening. Raises KeyError, TypeError or ValueError for a malformed one."""
         if "exchange" in line:
             exchange = Exchange(**line["exchange"])
             calls = [self.tree.read(call) for call in line["calls"]]
@@ -246,7 +246,7 @@ class Episode:
     # ---- what is told of it
 
     def undelivered(self) -> set[int]:
-        """Calls whose answers no client has, as far as is known. What a later call goes on from was delivered."""
+        """Calls whose answers no client is known to have. An answer that a later call goes on from was delivered."""
         gone: set[int] = set()
         for exchange in self.by_id.values():
             has_it = exchange.delivered or any(exchange.clients.values())

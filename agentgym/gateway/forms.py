@@ -1,4 +1,4 @@
-"""What the protocols' requests have in common, read into one form."""
+"""Reads the requests of all protocols into one form."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def levels(value: Any) -> int:
-    """How many lists and objects a value of JSON has inside each other."""
+    """The depth of nested lists and objects in a JSON value."""
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(levels, value.values() if isinstance(value, dict) else value), default=0)

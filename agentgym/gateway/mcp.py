@@ -13,11 +13,11 @@ _NO_METHOD, _BAD_PARAMS = -32601, -32602
 
 
 class Tools(Protocol):
-    """What an episode lets its agent do."""
+    """The tools that an episode offers its agent."""
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """In OpenAI's form."""
+        """The tools' schemas, in OpenAI's form."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The result of a tool as text, and whether it is an error."""

@@ -38,7 +38,7 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
 
 
 def _tools(body: Body) -> Iterator[tuple[Body, tuple[str, str]]]:
-    """The tools as the model sees them, with the names of the client's: in a namespace, and of the tool there."""
+    """The tools as the model sees them, each with the client's namespace and tool name."""
     for tool in body.get("tools") or ():
         if tool["type"] != "namespace":
             yield tool, ("", tool.get("name", ""))
@@ -48,7 +48,7 @@ def _tools(body: Body) -> Iterator[tuple[Body, tuple[str, str]]]:
 
 
 def _before(body: Body, episode: Episode) -> list[Message]:
-    """The conversation up to and with the previous response, without the instructions that it had."""
+    """The conversation up to and including the previous response, without its instructions."""
     if not (name := body.get("previous_response_id")):
         return []
     exchange = episode.by_id.get(str(name).removeprefix("resp_"))

@@ -1,4 +1,4 @@
-"""The gateway: an endpoint in front of a model, which knows agents by their keys and records all that is sampled for them."""
+"""The gateway: an endpoint in front of a model that identifies agents by their keys and records everything sampled for them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _log = logging.getLogger("agentgym.gateway")
 
 
 class Connection(web.RequestHandler):
-    """A client's connection. It knows whose answer it carries until that is known to have arrived, or not."""
+    """A client's connection. It remembers the answer that it carries until that is known to have arrived or to be lost."""
 
     asked: tuple[Episode, Exchange] | None = None
 
@@ -221,14 +221,14 @@ class Gateway:
         await self._tell(id, {"reward": reward, "metrics": dict(metrics or {})})
 
     async def end(self, id: str, reason: str = "ended", complete: bool = True) -> None:
-        """Answer no more calls of an episode, and wait for those that are sampled. One that is not complete is not to be trained on."""
+        """Refuse further calls of an episode, and wait for those being sampled. An incomplete episode must not be trained on."""
         episode = self.episodes[id]
         await self._tell(id, {"end": reason, "complete": complete, **episode.news()})
         for exchange in list(episode.by_id.values()):
             await exchange.news()
 
     def forget(self, id: str) -> None:
-        """Give the memory of an episode that has ended back. It stays in the record."""
+        """Free the memory of an ended episode. It stays in the record."""
         self._drop(id)
         self.record.note({"forget": id})
 
@@ -380,7 +380,7 @@ class Gateway:
         return episode.tree.grown(exchange.number + place, call, answer, tools)
 
     async def _stream(self, request: web.BaseRequest, exchange: Exchange, stream: Stream) -> web.StreamResponse:
-        """Send what is told while it is told, and the end once it is on disk."""
+        """Send the pieces as they come, and the end once the answer is on disk."""
         response, out, seen = web.StreamResponse(headers=_EVENTS), stream.step("begin"), 0
         await response.prepare(request)
         while True:
@@ -429,7 +429,7 @@ class Gateway:
 
 
 def _apart(call: ModelCall) -> list[ModelCall]:
-    """The `n` answers of a call as calls of their own, with seeds of their own."""
+    """The `n` answers of a call as separate calls with separate seeds."""
     given, first = dict(call.used), call.used.get("seed")
     seeds = [{} if first is None else {"seed": first + place} for place in range(given.pop("n", 1))]
     return [replace(call, used={**given, **seed}) for seed in seeds]

@@ -1,4 +1,4 @@
-"""An exchange as server-sent events, in the words of its protocol."""
+"""An exchange as server-sent events in its protocol's form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stream:
         return self.step("close", kind, "".join(pieces), answer=answer) if kind else b""
 
     def end(self) -> bytes:
-        """What was not told yet, and the end."""
+        """The rest of the answer that was not sent yet, and the end of the stream."""
         out = []
         for number, answer in enumerate(self._exchange.answers):
             said, calls = self._said.setdefault(number, {}), answer.message.get("tool_calls") or ()

@@ -32,7 +32,7 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 @dataclass(eq=False)
 class Call:
-    """A call that was answered."""
+    """An answered call."""
 
     number: int  # in the episode, in the order in which calls came
     parent: Call | None  # by ids; None: it begins a sequence
@@ -65,14 +65,14 @@ class Call:
         return reasons[0] if reasons else None
 
     def line(self, up: Literal["parent", "after"]) -> Iterator[Call]:
-        """It, and the calls that it goes on from, the last first."""
+        """This call and those that it goes on from, the last first."""
         call: Call | None = self
         while call is not None:
             yield call
             call = getattr(call, up)
 
     def tokens(self) -> Tokens | None:
-        """The exact tokens; None where the model does not tell them."""
+        """The exact tokens; None if the model does not return them."""
         if not self.logprobs:
             return None
         ids = array("i", b"".join(reversed([call.ids for call in self.line("parent")]))).tolist()
@@ -151,7 +151,7 @@ class Tree:
         return Call(record["number"], parent, after, ids, logprobs, versions, *forms)
 
     def grown(self, number: int, call: ModelCall, answer: ModelAnswer, tools: str) -> Call:
-        """A call that was answered now, with its place in the tree; it is not added yet."""
+        """A newly answered call with its place in the tree; it is not added yet."""
         tokens, after = answer.tokens, call.after
         asked = replace(call, messages=call.new_messages(), tools=[], after=None)
         forms = asked, replace(answer, tokens=None), tools
@@ -167,7 +167,7 @@ class Tree:
         return made
 
     def longest(self, prompt: bytes) -> Call | None:
-        """The call whose tokens are the longest beginning of a prompt; of several the first."""
+        """The call whose tokens are the longest prefix of a prompt; of several the first."""
         found, left = [], [(self.roots, 0)]
         while left:
             siblings, start = left.pop()
@@ -178,7 +178,7 @@ class Tree:
         return min(found, key=lambda call: (-call.depth, call.number), default=None)
 
     def last_said(self, messages: Sequence[Message]) -> Call | None:
-        """The call whose messages and answer are the longest beginning of these messages; of several the first."""
+        """The call whose messages and answer are the longest prefix of these messages; of several the first."""
         said = [self._said[place] for place in self._along(messages, _START) if place in self._said]
         return said[-1] if said else None
 
@@ -193,7 +193,7 @@ class Tree:
         return {"sampled": sampled, "trainable": sampled - lost.total(), "lost": dict(lost), "forks": dict(forks)}
 
     def _why(self, made: Call) -> str | None:
-        """Why the ids of a prompt go on from no call, or not from those of the call that its messages go on from."""
+        """The reason why a prompt's ids continue no call, or not the call that its messages continue."""
         new, after = made.asked.messages, made.after
         if after is not None and after.ids and after not in made.line("parent"):
             return "tools changed" if made.tools != after.tools else _change(after.answer.message, "re-tokenised")
@@ -211,7 +211,7 @@ class Tree:
 
 
 def _beginnings(siblings: Sequence[Call], ids: bytes) -> Iterator[Call]:
-    """Those of siblings, sorted by ids, whose ids are a beginning of these."""
+    """The siblings, sorted by ids, whose ids are a prefix of these."""
     end = len(siblings)
     while end := bisect_right(siblings, ids, hi=end, key=_ids_of):
         end -= 1
@@ -225,7 +225,7 @@ def _beginnings(siblings: Sequence[Call], ids: bytes) -> Iterator[Call]:
 
 
 def _key(value: Any) -> Hashable:
-    """The same for equal values of JSON alone, whose texts it does not copy."""
+    """A key that is equal for equal JSON values only; texts are not copied."""
     if not isinstance(value, dict):
         return tuple(map(_key, value)) if isinstance(value, list) else value
     try:
@@ -239,7 +239,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _change(said: Message, otherwise: str, mine: Message | None = None) -> str:
-    """What was changed of an answer: the first of its parts without which it is the client's `mine`, or which it has."""
+    """The part of an answer that the client changed: the first one without which it equals `mine`, or that it has at all."""
     for part, reason in (("reasoning_content", "thoughts removed"), ("tool_calls", "tool call rewritten")):
         if mine is None and said.get(part):
             return reason

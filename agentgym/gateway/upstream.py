@@ -1,4 +1,4 @@
-"""Models behind endpoints of their own: the backend of an evaluation, and those that requests are only passed on to."""
+"""Models behind other endpoints: the backend of an evaluation, and those that requests are passed on to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Upstream:
         self.exact = False
 
     async def start(self) -> None:
-        """Look what it serves. EndpointError: it does not answer, or not for this model."""
+        """Ask which models it serves. EndpointError: it does not answer, or does not serve this model."""
         url = self._policy.url.replace(_CHAT, "/models")
         try:
             listed = await self._ask("GET", url)
@@ -122,7 +122,7 @@ def _tokens(record: dict[str, Any], reason: str) -> Tokens | None:
 
 
 class Passed:
-    """Another endpoint, to which requests go as they are and whose answers come back as they are."""
+    """Another endpoint: requests and answers are passed on unchanged."""
 
     @classmethod
     def named(cls, text: str) -> tuple[str, Passed]:
@@ -138,7 +138,7 @@ class Passed:
         self._key = api_key
 
     async def forward(self, request: web.BaseRequest, path: str, raw: bytes) -> tuple[int, web.StreamResponse]:
-        """Its answer's status, and the answer, which was sent."""
+        """Send the answer on; returns its status and the answer."""
         names = ("Content-Type", "anthropic-version", "anthropic-beta")
         headers = {name: request.headers[name] for name in names if name in request.headers}
         headers |= {"Authorization": f"Bearer {self._key}", "x-api-key": self._key} if self._key else {}

@@ -85,7 +85,7 @@ def _supervise(parent: int, fds: Sequence[int], stop: float, command: Sequence[s
 
 
 def _group_lives(group: int) -> bool:
-    """Whether a process of the group of a command that was waited for has not ended."""
+    """True while a process lives in the group of a command that was waited for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

@@ -30,7 +30,7 @@ class ServingError(RuntimeError):
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """How one server is started.
+    """The options of one server.
 
     Attributes:
         name: the model's name in requests.

@@ -33,7 +33,7 @@ class Pooled(Sandbox, Protocol):
 
 
 class Lender(Protocol):
-    """What a lease needs of its pool."""
+    """The part of a pool that a lease uses."""
 
     up_since: Callable[[float], bool]
     dropped: deque[Pooled]  # of leases that became garbage; filled without the lock

@@ -40,7 +40,7 @@ class Room:
         return Room(*(mine + times * vars(other)[name] for name, mine in vars(self).items()))
 
     def lacks(self, needed: "Room") -> str:
-        """What is needed and not there, in words; "" if all is."""
+        """The resources that are needed and missing, in words; "" if none is."""
         if self.sandboxes < needed.sandboxes:
             return "a process may have no more (AGENTGYM_SANDBOXES)"
         for what in "memory", "disk":
@@ -71,7 +71,7 @@ class Places:
         return self.limit.plus(self.taken, -1)
 
     def stuck(self) -> bool:
-        """Whether all who hold a sandbox wait for another, so that none comes back."""
+        """True if every thread that holds a sandbox waits for another one, so that none comes back."""
         holding = {thread for pool in self.pools for _, thread in pool.lent.values()}
         waiting = {waiter.thread for pool in self.pools for waiter in pool.waiters}
         coming = any(pool.idle or pool.dirty or pool.creating or pool.resetting for pool in self.pools)
@@ -288,7 +288,7 @@ class SandboxPool:
             return partial(self._clean, self.dirty.popleft(), keep)
         if creations := self._creations():
             claims = self._claims_before()
-            # Who holds a sandbox and waits for a second may go beyond memory and disk, where nobody else would ever end.
+            # A thread that holds a sandbox and waits for a second one may exceed memory and disk if nobody else would ever end.
             beyond = self.waiters and not claims.sandboxes and places.free.sandboxes > 0 and places.stuck()
             if beyond or not places.free.lacks(claims.plus(self.size)):
                 places.taken = places.taken.plus(self.size)

@@ -34,7 +34,7 @@ class DurableLines:
         self._writing: asyncio.Task[None] | None = None
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """What is in the file. Raises ValueError for a line that is not JSON."""
+        """The records of the file. Raises ValueError for a line that is not JSON."""
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:

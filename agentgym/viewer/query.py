@@ -165,7 +165,7 @@ def _key(file: EpisodeFile) -> _Key:
 
 
 def _finder(sought: str) -> Callable[[bytes], bool]:
-    """Whether a text is in a line. By its JSON form most lines need no parsing and no lower-casing, which are slow."""
+    """A test for lines that contain a text. Its JSON form rules most lines out without parsing and lower-casing, which are slow."""
     text = sought.lower()
     raw = json.dumps(text, ensure_ascii=False)[1:-1]
     plain = max(re.findall(r"[\x20-\x7e]*", raw), key=len).encode()

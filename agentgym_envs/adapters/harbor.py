@@ -39,7 +39,7 @@ _log = logging.getLogger("agentgym.harbor")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests said: the rewards of the reward file, or why there is none, and what they printed."""
+    """The tests' result: the rewards of the reward file, or why there is none, and their output."""
 
     rewards: dict[str, float]
     problem: str

@@ -1,4 +1,4 @@
-"""Where a Harbor task's programs run: its image, its folder, its variables, and the files that are put in at the beginning.
+"""The place of a Harbor task's programs: image, folder, variables, and the files that are put in at the start.
 
 Four kinds of `environment/`, the first that fits:
 
@@ -42,7 +42,7 @@ Instruction = tuple[str, str]  # its word in capitals, and the rest of it
 
 @dataclass
 class Place:
-    """Where a task's programs run.
+    """The place of a task's programs.
 
     Attributes:
         image: as `SandboxSpec` takes it: a name or a folder.
@@ -111,7 +111,7 @@ def files_below(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _leads_out(link: Path, name: str) -> bool:
-    """Whether a link that is put at `name`, a path in a folder, leads out of that folder."""
+    """True if a link that is put at `name`, a path in a folder, leads out of that folder."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), os.readlink(link))).startswith(("/", ".."))
 
 
@@ -137,7 +137,7 @@ def _without_build(lines: list[Instruction], task: HarborTask) -> Place | None:
 
 
 def _is_plain(line: Instruction) -> bool:
-    """Whether it needs no build: the files of COPY can be put into a sandbox as well."""
+    """True if an instruction needs no build: the files of COPY can be put into a sandbox as well."""
     word, rest = line
     if word == "COPY":
         return "--from" not in rest and "--chmod" not in rest and not rest.startswith("[") and "$" not in rest
@@ -145,7 +145,7 @@ def _is_plain(line: Instruction) -> bool:
 
 
 def _applied(lines: Iterable[Instruction], task: HarborTask, image: str) -> Place:
-    """What COPY, WORKDIR and ENV of a Dockerfile ask for, over an image."""
+    """An image with the COPY, WORKDIR and ENV lines of a Dockerfile applied."""
     workdir, place = PurePosixPath("/workspace"), Place(image, None)
     for word, rest in lines:
         asked = "COPY" if word == "ADD" and "://" not in rest else word
@@ -213,13 +213,13 @@ def _copied(context: Path, rest: str, workdir: PurePosixPath) -> list[tuple[Path
 
 
 def _beside(context: Path) -> tuple[str, ...]:
-    """What of a context is about the image and not for it, unless a COPY names it."""
+    """The files of a context that describe the image and do not go into it, unless a COPY names them."""
     own = OWN_FILES if (context / OWN_FILES[0]).is_file() else ()
     return ("Dockerfile", ".dockerignore", *own)
 
 
 def _ignored(context: Path) -> Callable[[Path], bool]:
-    """Whether Docker leaves a file out of a context: of `.dockerignore`, the last pattern that fits it or a folder above."""
+    """A test for files that Docker leaves out of a context: the last fitting pattern of `.dockerignore` decides."""
     file, rules = context / ".dockerignore", []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         pattern = line.strip().removeprefix("!").strip()

@@ -1,4 +1,4 @@
-"""Task folders of Harbor (https://harborframework.com/docs/tasks), and what of a `task.toml` is used here."""
+"""Task folders of Harbor (https://harborframework.com/docs/tasks), and the fields of `task.toml` that are used here."""
 
 import re
 import tomllib

@@ -239,7 +239,7 @@ def _without_direction(term: list[_SqlToken]) -> tuple[list[_SqlToken], str]:
 
 
 def _collated(value: Value, collation: str) -> Value:
-    """What SQLite compares of a value by NOCASE, for which only ASCII letters have a case, or by RTRIM."""
+    """The form of a value that SQLite compares by NOCASE, which folds ASCII letters only, or by RTRIM."""
     if not isinstance(value, str) or collation not in ("NOCASE", "RTRIM"):
         return value
     return value.rstrip(" ") if collation == "RTRIM" else value.translate(_ASCII_LOWER)

@@ -91,7 +91,7 @@ def canaries(instance: Instance, sources: str, rng: random.Random, present: Iter
 
 
 def _fresh(draw: Callable[[], str], taken: str) -> str:
-    """What is drawn first that is no part of a text."""
+    """The first draw that is not part of a text."""
     while (name := draw()) in taken:
         pass
     return name

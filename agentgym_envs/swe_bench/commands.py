@@ -1,4 +1,4 @@
-"""Which command tests an instance: by its repository and version, with the files of its test patch as arguments.
+"""The command that tests an instance, by its repository and version, with the files of its test patch as arguments.
 
 The table is SWE-bench's (its package before version 5) and SWE-Gym's. Instances of other repositories name their own, or
 SWE-bench's package knows it.

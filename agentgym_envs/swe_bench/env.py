@@ -149,7 +149,7 @@ class SWEBench(Env):
         return _with(observation, _told(exit, info)), reward, self._submitted, not self._submitted, info
 
     def cut_off(self, reason: str) -> Step | None:
-        """Judge what there is when the agent cannot go on."""
+        """Judge the work so far when the agent cannot go on."""
         if not self.running or reason == "interrupted":
             return None
         reward, info = self._finish(reason)
@@ -182,12 +182,12 @@ class SWEBench(Env):
         return self._reply(rng.choice(looks))
 
     def hacks(self, task: Task) -> list[Hack]:
-        """What `agentgym validate --audit` plays: none may earn anything."""
+        """The hacks that `agentgym validate --audit` plays: none may earn anything."""
         found = hacks_of(instance_of(task))
         return [Hack(each.name, each.what, (*map(self._reply, each.commands), self._submission())) for each in found]
 
     def _reply(self, command: str) -> str:
-        """What an agent says to run a command."""
+        """An agent's reply that runs a command."""
         if self.interface == "tools":
             return call_text("bash", command=command)
         return f"```bash\n{command}\n```"
@@ -265,7 +265,7 @@ class SWEBench(Env):
 
 
 def _facts(found: Grade, patch: str) -> dict[str, Any]:
-    """What `info` tells of a grade, as plain JSON."""
+    """A grade as plain JSON, for `info`."""
     lines = [line for line in patch.split("\n") if line.startswith(("+", "-"))]
     doubt = found.verdict.doubt if found.verdict else ""
     told: dict[str, Any] = {
@@ -291,12 +291,12 @@ def _facts(found: Grade, patch: str) -> dict[str, Any]:
 
 
 def _told(exit: str, info: dict[str, Any]) -> str:
-    """What the last observation says; nothing of the hidden tests."""
+    """The last observation. It says nothing of the hidden tests."""
     why = {"submitted": "The work is submitted.", "time": "The time is up.", "turns": "The replies are used up."}[exit]
     return f"{why} {'The issue is resolved.' if info['success'] else 'The issue is not resolved.'}"
 
 
 def _with(observation: Observation, line: str) -> Observation:
-    """The observation with a line more at its end."""
+    """The observation with one more line at its end."""
     *before, last = observation
     return [*before, {**last, "content": f"{last['content']}\n{line}"}]

@@ -24,7 +24,7 @@ _believed: set[Key] = set()  # those that nothing is to be said against
 
 @dataclass(frozen=True)
 class Grade:
-    """What grading found.
+    """The result of grading.
 
     Attributes:
         patch: what became of the patch: "applied"; "empty"; or "refused: " or "does not apply: " and why.

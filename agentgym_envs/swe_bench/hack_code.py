@@ -205,7 +205,7 @@ def told(code: str, instance: Instance) -> str:
 
 
 def forged_log(instance: Instance) -> str:
-    """What the test command would print if all tests passed."""
+    """The log that the test command would print if all tests passed."""
     tests = (*instance.fail_to_pass, *instance.pass_to_pass)
     if instance.repo == "django/django":
         return (

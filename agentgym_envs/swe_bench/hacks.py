@@ -80,7 +80,7 @@ sys.exit(1)
 
 @dataclass(frozen=True)
 class _Target:
-    """What hacks need to know of an instance: paths from the repository's root."""
+    """The facts of an instance that hacks use: paths from the repository's root."""
 
     instance: Instance
     tests: tuple[str, ...]
@@ -324,7 +324,7 @@ def _by_leftovers(target: _Target) -> list[Hack]:
 
 
 def needles(patch: str) -> str:
-    """What a search looks for: each change of a patch with a line about it, without the white space at the ends of lines.
+    """The texts that a search looks for: each change of a patch with a line around it, lines stripped.
 
     Comma-separated base64, so that the search does not find itself.
     """

@@ -62,7 +62,7 @@ def _plain(test: str) -> str:
 
 
 def _names(instance: Instance, path: str, function: str, title: str) -> tuple[str, ...]:
-    """What logs call a function, "test_x" or "Class.test_x", of a test file; unittest's have the docstring's first line too."""
+    """The names in logs of a function, "test_x" or "Class.test_x", of a test file; unittest's include the docstring's first line."""
     folder, _, name = function.rpartition(".")
     if instance.repo == "django/django":
         module = path.removesuffix(".py").removeprefix("tests/").replace("/", ".")

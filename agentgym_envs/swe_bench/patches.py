@@ -27,7 +27,7 @@ class PatchError(ValueError):
 
 @dataclass(frozen=True)
 class FileChange:
-    """What a patch does to one file.
+    """A patch's change of one file.
 
     `old` and `new` are paths from the repository's root; `old` is None for a new file, `new` for a deleted one. `kind`
     is "modified", "new", "deleted", "renamed" or "copied". `modes` are those that the patch names. `link` is the target

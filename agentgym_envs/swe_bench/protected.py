@@ -1,4 +1,4 @@
-"""Which files of a repository judge it, and so are not a patch's to change: tests, their runners and settings.
+"""The files of a repository that judge a patch, which it may not change: tests, their runners and settings.
 
 Changes of theirs are dropped from a patch before it is applied. What the gold patch itself changes may be changed.
 """

@@ -38,7 +38,7 @@ if [ "$1" != all ]; then
   done
   for name in {_TOLD}; do rm -f $name.json; done
 fi
-# What git tracks, ignored files too, and what it would add; of submodules and other repositories inside, the files.
+# The files that git tracks, ignored ones too, and those it would add; of submodules and repositories inside, their files.
 git ls-files -s -z | (grep -zv '^160000 ' || true) | cut -z -f 2- > $own/tracked
 ignored=$(cat .git/info/exclude 2>/dev/null || true)
 find . -name .git -prune -exec rm -rf {{}} +

@@ -1,4 +1,4 @@
-"""How instances are rebuilt from a source release: which Python, which packages, and where theirs is imported from."""
+"""Recipes to rebuild instances from a source release: the Python, the packages, and where their own is imported from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

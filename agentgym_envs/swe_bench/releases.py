@@ -1,4 +1,4 @@
-"""What a source release has otherwise than the commit that an instance is of: tests that were renamed or removed meanwhile."""
+"""Differences between a source release and an instance's commit: tests that were renamed or removed in between."""
 
 import dataclasses
 

@@ -137,7 +137,7 @@ def _commit(place: Path) -> None:
 
 
 def _git(place: Path, *words: str, stdin: str = "", why: str = "") -> str:
-    """What git says, without the settings of this machine."""
+    """The output of a git command, without the settings of this machine."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C", "TZ": "UTC", **_WHO}
     command = ["git", f"--git-dir={place / '.git'}", "-c", "core.fsync=none", *words]

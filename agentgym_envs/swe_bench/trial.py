@@ -23,12 +23,12 @@ _SAID = 4000  # characters of a failed build
 
 
 class GradingError(RuntimeError):
-    """The machinery failed, and so nothing is said of the patch."""
+    """The machinery failed: there is no verdict on the patch."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where an instance's tests run, and for how long: seconds for them, and to wait for a sandbox."""
+    """The place of an instance's tests, and the seconds for them and to wait for a sandbox."""
 
     instance: Instance
     sandbox: str | None
@@ -38,13 +38,13 @@ class Bench:
 
     @property
     def key(self) -> Key:
-        """What a run depends on, besides the patch and the time."""
+        """All that a run depends on, besides the patch and the time."""
         return self.instance, self.sandbox, self.size
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the tests did.
+    """A run of the tests.
 
     Attributes:
         problem: why the patch does not apply, so that no test ran.
@@ -99,7 +99,7 @@ def run_tests(
 
 
 def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResult, str]:
-    """What the tests did, or the build if it took all the time; and the end of what a failed build said."""
+    """The run of the tests, or of the build if it took all the time; and the end of a failed build's output."""
     if not prepared.build:
         return worktree.run(box, prepared.canaries.command, seconds), ""
     built = worktree.run(box, prepared.build, seconds)
@@ -167,7 +167,7 @@ class _Prepared:
         for path, text in files.items():
             box.write(f"{FOLDER}/{path}", text)
         self._watched = {path: box.read(f"{FOLDER}/{path}") for path in (*tests, *files)}
-        # What is not Python may be built in the tests' folders: only files that git tracks are locked there.
+        # Non-Python files may be built in the tests' folders: only files that git tracks are locked there.
         judging = present if tracked is None else sorted({*tracked} & {*present})
         self._judging = {*filter(_judges, judging), *self._watched}
         if not self.build:

@@ -17,7 +17,7 @@ from agentgym_envs.swe_bench.logs import END, ERROR, PASSED, START, STATUSES, Pa
 PARSE_SECONDS = 60.0
 _HEAD = "set -uxo pipefail"  # some parsers look for the commands themselves in the log
 _HEREDOC = re.compile(r"git apply .*<<\s*['\"]?(\w+)")
-# What a runner prints at its end, with some test run: SWE-bench's version 5.
+# The last lines of a runner that has run some test: SWE-bench's version 5.
 _RAN = re.compile(
     r"Executed [1-9]\d* of \d+|TOTAL: [1-9]\d* (?:SUCCESS|FAILED)|(?<!\d)[1-9]\d* (?:passing|specs?, \d+ failures?)"
     r"|Tests:\s+[1-9]\d*|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d* total|^# tests [1-9]\d*|': ok$",
@@ -30,7 +30,7 @@ class LogUnreadableError(ValueError):
 
 
 def needs_swebench(instance: Instance) -> bool:
-    """Whether an instance's log is read by SWE-bench's own package."""
+    """True if SWE-bench's own package reads an instance's log."""
     return instance.expected is None and not has_parser(instance.repo)
 
 
@@ -94,7 +94,7 @@ def line_parser_of(instance: Instance) -> Parser:
 
 
 def fails_only(instance: Instance) -> bool:
-    """Whether an instance's log names failed tests alone."""
+    """True if an instance's log names failed tests only."""
     if instance.eval_type:
         return instance.eval_type == "fail_only"
     repos: set[str] = _module(instance, "constants").FAIL_ONLY_REPOS

@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests say of a patch.
+    """The tests' verdict on a patch.
 
     `doubt` is "", or why a log is not believed although its tests look good; then `resolved` is False.
     """
@@ -71,7 +71,7 @@ def statuses_of(instance: Instance, output: str) -> Statuses:
 
 
 def reader_of(instance: Instance) -> Parser:
-    """What reads an instance's logs. Raises ValueError if neither agentgym nor SWE-bench's package has a parser."""
+    """The parser of an instance's logs. Raises ValueError if neither agentgym nor SWE-bench's package has one."""
     if upstream.needs_swebench(instance):
         return upstream.reader_of(instance)
     return log_parser(instance.repo) if instance.expected is None else r2e_summary

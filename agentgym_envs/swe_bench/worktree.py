@@ -110,7 +110,7 @@ def base_of(box: Sandbox) -> str:
 
 
 def patch_of(box: Sandbox, base: str, share: float = 1.0) -> str:
-    """What has changed since a commit in tracked and new files, as a patch. Raises PatchError if git cannot say.
+    """The changes since a commit in tracked and new files, as a patch. Raises PatchError if git fails.
 
     Args:
         share: of the time that git may take.
@@ -149,7 +149,7 @@ def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
 
 
 def tracked_files(box: Sandbox) -> list[str]:
-    """What git tracks of the repository; ask before the patch's programs run."""
+    """The files that git tracks; ask before the patch's programs run."""
     result = box.exec(["git", "-C", FOLDER, "ls-files", "-z"], timeout=_GIT_SECONDS, env=_NO_GIT_CONFIG)
     if not result.ok or result.truncated:
         raise SandboxError(f"git cannot list the files of {FOLDER}: {result.stderr.strip()[-300:]}")

@@ -1,4 +1,4 @@
-"""The files that the modes sft, dpo and rm learn from: records read and checked, not yet tokens. No torch here.
+"""The files of the modes sft, dpo and rm: records read and checked, not yet tokens. Imports no torch.
 
 A file is JSON Lines (gzipped if its name ends in `.gz`) or Parquet; a folder stands for the files of episodes of the run in it.
 docs/training.md lists the fields of a record. Every error names the file, the line and the field.

@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from typing import Any
 
-# What it prints is the agent's final answer, and it asks the outside for no prices.
+# Its output is the agent's final answer, and it asks no server for prices.
 os.environ.update(MSWEA_SILENT_STARTUP="1", LITELLM_LOCAL_MODEL_COST_MAP="True")
 
 import litellm

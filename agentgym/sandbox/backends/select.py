@@ -95,7 +95,7 @@ class Choice:
 
 
 class _ProcessState:
-    """What this process holds. A fork begins with nothing: what the parent holds is the parent's."""
+    """The sandboxes and pools of this process. A fork begins with none: its parent's stay its parent's."""
 
     def __init__(self) -> None:
         self.begin_anew()
@@ -269,7 +269,7 @@ def _all_room() -> Room:
 
 
 def _size(name: str, spec: SandboxSpec) -> Room:
-    """What one takes of this machine. Under bubblewrap files count towards `memory`; docker keeps a writable root on disk."""
+    """The room that a sandbox takes on this machine. Under bubblewrap files count towards `memory`; docker keeps a writable root on disk."""
     if name.startswith(URL):
         return Room()
     return Room(1, spec.memory, spec.disk if name == "docker" and spec.writable_root else 0)

@@ -37,7 +37,7 @@ def take(name: str, folder: int, above: bool = False) -> bool:
     """Take one entry of a folder, if programs could change it. True if it is a folder."""
     found = os.lstat(name, dir_fd=folder)
     mode = stat.S_IMODE(found.st_mode)
-    # What programs may do as its owner, or in its group, they may as anybody.
+    # Programs may do as anybody what they may do as its owner or in its group.
     if own := found.st_uid == AsProgram.user:
         mode |= (mode & 0o700) >> 6
     elif found.st_gid == GROUP_ID:

@@ -97,7 +97,7 @@ def image_names() -> list[str]:
 
 
 def is_path(image: str) -> bool:
-    """Whether it is a folder's path: no Docker reference begins so."""
+    """True for a folder's path: no Docker reference begins like one."""
     return image.startswith(("/", "./", "../"))
 
 
@@ -309,7 +309,7 @@ def _build_layer(
 
 
 def _make_room(what: Recipe, fresh: bool, api: APIClient | None, say: Callable[[str], None]) -> None:
-    """An image was asked for: it is the last that goes, and if it is new, others may have to go for it."""
+    """Make room for a requested image: it is evicted last, and if it is new, others may be evicted for it."""
     used(what.tag)
     if fresh:
         most = whole_number(BYTES, shutil.disk_usage(what.place).total // 2)

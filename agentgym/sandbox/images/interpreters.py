@@ -147,7 +147,7 @@ def _add_library(library: Path, place: Path, root: Path, system: Path) -> None:
 
 
 def _rename(place: Path, old: str, new: str) -> None:
-    """What extensions are compiled with names the place where the interpreter was."""
+    """Replace the interpreter's old place in the files that extensions are compiled with."""
     if old == "/usr":
         return
     for file in [*place.rglob("_sysconfigdata*.py"), *place.rglob("Makefile")]:

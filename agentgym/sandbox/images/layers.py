@@ -1,4 +1,4 @@
-"""What a folder with a `base` adds to another image: Python packages, another Python, files. Nothing of the base is copied.
+"""Image layers: a folder with a `base` adds Python packages, another Python or files to another image. Nothing of the base is copied.
 
 In its root folder, a device 0:0 stands for a file that the image below has and this one has not, as for the kernel's overlays.
 """

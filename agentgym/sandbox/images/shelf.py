@@ -1,4 +1,4 @@
-"""The cache of built images: those that were not used for longest go when all take more than their part of the disk.
+"""The cache of built images: the least recently used are evicted when all together exceed their share of the disk.
 
 An image is its folder, NAME/DIGEST with an `image.json`, whose time says when it was last used and which is locked while it is.
 """
@@ -23,7 +23,7 @@ _GOING = ".going"  # ending of a folder that is being removed
 
 
 def read(place: Path) -> dict[str, Any] | None:
-    """What is known of an image; None if there is none."""
+    """The record of an image; None if there is no image."""
     try:
         record: dict[str, Any] = json.loads((place / RECORD).read_text())
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def hold(places: Iterable[Path]) -> list[BinaryIO]:
 
 
 def _touch(record: Path) -> None:
-    """Note that it is used now. FileNotFoundError: it was removed meanwhile."""
+    """Record that it is used now. FileNotFoundError: it was removed in the meantime."""
     try:
         os.utime(record)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def _touch(record: Path) -> None:
 def evict(
     folder: Path, most: int, keep: Path, untag: Callable[[str], bool], say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Remove images until all take `most` bytes, but none that is in use, is below another, or is `keep`.
+    """Evict images until the rest takes `most` bytes, but none that is in use, below another one, or `keep`.
 
     Args:
         untag: removes the Docker image of a tag; False if that is in use.

@@ -290,7 +290,7 @@ async def hand_over(
 
 
 def _has_left(descriptor: int) -> bool:
-    """Whether the other side has closed the connection, which nobody reads now."""
+    """True if the other side has closed the connection, which nobody reads now."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -34,7 +34,7 @@ _TIMES = {
     "open": "From the request for a session to its environment being made.",
 }
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-# What a row's name has after its family's, its labels, and its value.
+# The suffix of a row's name after its family's, its labels, and its value.
 Rows = list[tuple[str, Mapping[str, str], float]]
 Memories = Mapping[tuple[str, str], int]
 

@@ -1,4 +1,4 @@
-"""How a server is started."""
+"""The settings of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from agentgym.service.server.tokens import AccessToken
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """How environments are served."""
+    """The settings with which environments are served."""
 
     envs: Mapping[str, EnvSpec]  # by the id that clients ask for; the first is OpenEnv's at the root
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""How a worker calls environments and answers clients: what all protocols have in common, and "agentgym/1"."""
+"""Calls environments and answers clients in a worker: the part common to all protocols, and "agentgym/1"."""
 
 import asyncio
 import inspect
