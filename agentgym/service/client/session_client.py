@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,7 +181,7 @@ class RemoteSession:
 
     def _take(self, text: str, pending: _Pending, answers: dict[int, Any]) -> None:
         try:
-            value = json.loads(text)
+            value = frames.decoded(text)
         except (ValueError, RecursionError) as wrong:
             raise self._end(f"it sent no JSON: {text!r:.100}") from wrong
         for answer in value if isinstance(value, list) else [value]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
-from agentgym.service.openenv.play import Invalid, Json, Play, UnknownTool
-from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused
+from agentgym.service.openenv.play import Invalid, Json, Play, UnknownTool, answer_of
+from agentgym.service.protocol.frames import BAD_FRAME, BAD_REQUEST, CAPACITY, ENV_ERROR, UNKNOWN_CALL, Refused, decoded
 from agentgym.service.worker.protocol_handler import CallRunner, ProtocolHandler, SessionInfo
 from agentgym.storage.jsonl import finite, line_of, plain
 
@@ -38,11 +39,13 @@ class OpenEnvHandler(ProtocolHandler):
     def answer(self, text: str) -> str | None:
         """The frame that answers a frame; None after "close", which ends the session."""
         try:
-            frame = json.loads(text)
+            frame = decoded(text)
         except (ValueError, RecursionError) as error:
             self._count_error(BAD_FRAME)
             return error_frame("INVALID_JSON", f"Invalid JSON: {error}")
         try:
+            if (said := _plain_step(frame)) is not None:
+                return self._step_plainly(said)
             return self._answered(frame)
         except Invalid as error:
             self._count_error(BAD_REQUEST)
@@ -83,6 +86,15 @@ class OpenEnvHandler(ProtocolHandler):
             return _written({"type": "mcp", "data": self.rpc(_data(frame))})
         self.ended = True
         return None
+
+    def _step_plainly(self, said: str) -> str:
+        """As `_answered`, for a step with a text action: a fast path."""
+        messages, reward, done, metadata = self.play.stepped(said)
+        if metadata or not math.isfinite(reward):
+            return _written({"type": "observation", "data": answer_of({"messages": messages}, reward, done, metadata)})
+        observation = f'{{"messages": {_written(messages)}, "metadata": {{}}}}'
+        data = f'{{"observation": {observation}, "reward": {reward!r}, "done": {"true" if done else "false"}}}'
+        return f'{{"type": "observation", "data": {data}}}'
 
     def rpc(self, request: Json) -> Json:
         if problem := _problem_of_rpc(request):
@@ -165,6 +177,16 @@ def rpc_result(id: Any, result: Any) -> Json:
 
 def rpc_error(id: Any, code: int, message: str, data: Any = None) -> Json:
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, "data": data}}
+
+
+def _plain_step(frame: Any) -> str | None:
+    """The text of a step frame with nothing else, as most are; None: it must be parsed in full."""
+    if type(frame) is dict and len(frame) == 2 and frame.get("type") == "step":
+        data = frame.get("data")
+        if type(data) is dict and len(data) == 1:
+            message = data.get("message")
+            return message if type(message) is str else None
+    return None
 
 
 def _data(frame: Json) -> Json:

@@ -77,12 +77,12 @@ class Play:
             metadata["tools"] = tools
         if info:
             metadata["info"] = info
-        return _answer_of({"messages": messages}, None, False, metadata)
+        return answer_of({"messages": messages}, None, False, metadata)
 
     def step(self, action: Mapping[str, Any]) -> Json:
         kind = _kind(action)
         if kind == "list_tools":
-            return _answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
+            return answer_of({"tools": self.tools("input_schema")}, None, self._done, {})
         if kind == "call_tool":
             name = action["tool_name"]
             messages, reward, done, metadata = self._called(name, action.get("arguments") or {})
@@ -90,16 +90,16 @@ class Play:
             error = None if known else {"error_type": "tool_not_found", "message": said or f"there is no tool {name!r}"}
             result = _tool_result(said, {}) if known else None
             observation = {"tool_name": name, "result": result, "error": error, "messages": messages}
-            return _answer_of(observation, reward, done, metadata)
+            return answer_of(observation, reward, done, metadata)
         reply = action["message"]
         try:
             reply = reply if isinstance(reply, str) else assistant(reply)
         except (TypeError, ValueError) as error:
             raise Invalid("value_error", ("message",), str(error), reply) from error
-        messages, reward, done, metadata = self._stepped(reply)
-        return _answer_of({"messages": messages}, reward, done, metadata)
+        messages, reward, done, metadata = self.stepped(reply)
+        return answer_of({"messages": messages}, reward, done, metadata)
 
-    def _stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
+    def stepped(self, action: Action) -> tuple[Observation, float, bool, Json]:
         """A step of the environment: new messages, reward, whether the episode is over, and metadata."""
         messages, reward, terminated, truncated, info = self._call("step", self.env.step, action)
         reward = float(reward)
@@ -145,7 +145,7 @@ class Play:
     def _called(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float, bool, Json]:
         function = {"name": name, "arguments": dict(arguments)}
         call = {"id": f"call_{self._steps}", "type": "function", "function": function}
-        return self._stepped({"role": "assistant", "content": "", "tool_calls": [call]})
+        return self.stepped({"role": "assistant", "content": "", "tool_calls": [call]})
 
     def _has_tool(self, name: str) -> bool:
         return any(tool["function"]["name"] == name for tool in self.env.get_wrapper_attr("tools"))
@@ -241,7 +241,7 @@ def _tool_result(text: str, meta: Json) -> Json:
     }
 
 
-def _answer_of(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
+def answer_of(observation: Json, reward: float | None, done: bool, metadata: Json) -> Json:
     """OpenEnv's result: metadata stands inside of the observation, and beside it if there is any."""
     answer: Json = {"observation": {**observation, "metadata": metadata}, "reward": reward, "done": done}
     if metadata:

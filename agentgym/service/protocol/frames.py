@@ -67,6 +67,7 @@ CODES: dict[str, tuple[str, int | None]] = {
 NORMAL_CLOSE = 1000
 # Made once: json.dumps with settings makes an encoder for each value. A value within itself is a RecursionError then.
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=plain).encode
+_decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,18 @@ def error_frame(code: str, message: str, fatal: bool, id: int | None = None) -> 
 def json_of_text(text: str) -> Any:
     """The value of a message. Raises `Refused` if it is not JSON."""
     try:
-        return json.loads(text)
+        return decoded(text)
     except (ValueError, RecursionError) as error:
         raise Refused(BAD_FRAME, f"not JSON: {type(error).__name__}: {error}") from None
+
+
+def decoded(text: str) -> Any:
+    """`json.loads`, faster where there is no white space around the value. Raises ValueError."""
+    try:
+        value, end = _decoder.raw_decode(text)
+    except ValueError:
+        return _decoder.decode(text)
+    return value if end == len(text) else _decoder.decode(text)
 
 
 def call_of(request: Any, expected: int, calls: Collection[str]) -> str:

@@ -14,6 +14,7 @@ from agentgym.service.server.slots import BYTES_IN, BYTES_OUT, READING, WAITING,
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 _CONTINUATION = 0
+_WHOLE_TEXT = 128 | TEXT
 _CHUNK = 1 << 16
 _NO_MASK = bytes(4)
 _ASKED = 3  # times by the kernel before a machine counts as vanished
@@ -44,6 +45,18 @@ class Frames:
     buffer: bytearray = field(default_factory=bytearray)
     _opcode: int = 0
     _parts: bytearray = field(default_factory=bytearray)  # no list: a million fragments may have a byte each, or none
+
+    def take(self, data: bytes) -> tuple[int, bytes] | None:
+        """Add received bytes and return what `next` returns. One whole short message is not copied into the buffer."""
+        size = len(data)
+        if data[0] == _WHOLE_TEXT and 6 <= size <= self.limit and not (self.buffer or self._opcode):
+            short = data[1] - 128 * self.masked
+            start = 2 if short < 126 else 4
+            after = start + 4 * self.masked
+            if size - after == short < 126 or (short == 126 and size - after == int.from_bytes(data[2:4], "big")):
+                return TEXT, unmasked(data[after:], data[start:after]) if self.masked else data[after:]
+        self.buffer += data
+        return self.next()
 
     def next(self) -> tuple[int, bytes] | None:
         """The next whole message or control frame, as opcode and payload; None until more bytes come."""
@@ -157,14 +170,13 @@ class Connection:
         frames = self._frames
         with self._reading:
             self._slot.enter(READING if frames.buffer else WAITING)
-            message = frames.next()
+            message = frames.next() if frames.buffer else None
             while True:
                 while message is None:
                     data = self._received()
                     if not data:
                         return None
-                    frames.buffer += data
-                    message = frames.next()
+                    message = frames.take(data)
                 opcode, payload = message
                 if opcode == TEXT:
                     if frames.buffer and contains_close(frames.buffer):

@@ -1,4 +1,4 @@
-"""What every step goes through."""
+"""What every step goes through is short, and says the same as the long way."""
 
 import json
 import math
@@ -16,10 +16,10 @@ from service_harness import new_slot
 from agentgym import Env
 from agentgym.core.registration import EnvSpec
 from agentgym.service.openenv.handler import OpenEnvHandler
-from agentgym.service.protocol.frames import KEPT_ANSWERS, ServiceLimits, text_of_json
+from agentgym.service.protocol.frames import KEPT_ANSWERS, Refused, ServiceLimits, decoded, text_of_json
 from agentgym.service.server import slots
 from agentgym.service.worker.protocol_handler import AgentgymHandler, CallRunner, SessionInfo
-from agentgym.service.worker.websocket import PING, TEXT, Connection, encoded
+from agentgym.service.worker.websocket import CLOSE, PING, TEXT, Connection, Frames, unmasked
 
 WAIT = 20.0
 LIMIT = 70_000
@@ -44,6 +44,76 @@ def handler_of(kind, env):
     return kind(env, CallRunner(new_slot()), SessionInfo("s", "reply", EnvSpec("reply", Reply), ServiceLimits()))
 
 
+def client_frame(opcode, payload, mask, fin=True):
+    size = len(payload)
+    head = bytes((128 * fin | opcode,))
+    if size < 126:
+        head += bytes((128 | size,))
+    elif size < 1 << 16:
+        head += bytes((254,)) + size.to_bytes(2, "big")
+    else:
+        head += bytes((255,)) + size.to_bytes(8, "big")
+    return head + mask + unmasked(payload, mask)
+
+
+sizes = st.sampled_from([0, 5, 9, 10, 11, 124, 125, 126, 127, 130, 131, 65535, 65536])
+whole = st.tuples(
+    st.sampled_from([TEXT] * 4 + [PING, CLOSE, 0, 2]), sizes.map(bytes), st.sampled_from([True] * 3 + [False])
+)
+inner = client_frame(TEXT, b"inner", b"abcd")
+halves = [
+    client_frame(TEXT, b"." + inner, bytes(4))[:7],
+    inner,
+]  # the rest of a message is what looks like a message itself
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(whole, max_size=4),
+    st.binary(min_size=4, max_size=4),
+    st.none() | st.lists(st.integers(1, 200), max_size=4),
+)
+def test_bytes_in_any_pieces_are_the_same_messages(frames, mask, cuts):
+    raw = [client_frame(opcode, payload, mask, fin) for opcode, payload, fin in frames]
+    for limit in (10, 130, LIMIT):
+        check_pieces(raw if cuts is None else cut(b"".join(raw), cuts), limit)
+
+
+@pytest.mark.parametrize(
+    "pieces", [halves, [inner + inner], [client_frame(TEXT, b"a", b"abcd", fin=False), inner], [b"", b"\x81"]]
+)
+def test_what_only_looks_like_one_whole_message_is_read_closely(pieces):
+    check_pieces([piece for piece in pieces if piece], LIMIT)
+
+
+def check_pieces(pieces, limit):
+    def taken(reader, feed):
+        found = []
+        try:
+            for piece in pieces:
+                message = feed(reader, piece)
+                while message is not None:
+                    found.append(message)
+                    message = reader.next()
+        except Refused as refused:
+            found.append(str(refused))
+        return found
+
+    def slowly(reader, piece):
+        reader.buffer += piece
+        return reader.next()
+
+    assert taken(Frames(limit), Frames.take) == taken(Frames(limit), slowly)
+
+
+def cut(data, sizes):
+    pieces = []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    return [piece for piece in (*pieces, data) if piece]
+
+
 class Counted(socket.socket):
     """Counts what it is asked for."""
 
@@ -65,7 +135,7 @@ def test_a_step_is_one_read_and_one_write():
     with client, Counted(server) as counted:
         connection = Connection(counted, new_slot(), LIMIT)
         for size in (10, 125, 126, 40_000):
-            client.sendall(encoded(TEXT, b"x" * size, masked=True))
+            client.sendall(client_frame(TEXT, b"x" * size, b"abcd"))
             assert connection.receive() == "x" * size
             connection.send("y" * size)
         assert counted.calls == ["recv", "send"] * 4
@@ -78,7 +148,7 @@ def test_a_ping_that_comes_in_pieces_is_no_message_that_takes_too_long():
         connection = Connection(server, words, LIMIT)
         reader = threading.Thread(target=connection.receive, daemon=True)
         reader.start()
-        ping = encoded(PING, b"hello", masked=True)
+        ping = client_frame(PING, b"hello", b"abcd")
         client.sendall(ping[:3])
         wait_for(words, slots.READING)
         client.sendall(ping[3:])
@@ -108,15 +178,30 @@ def wait_for(words, state):
 )
 @example("", "", math.nan, False, False, {})
 @example("", "", -math.inf, True, False, {})
-def test_a_step_of_openenv_is_answered_in_json_that_any_client_reads(said, told, reward, terminated, truncated, info):
-    handler = handler_of(OpenEnvHandler, Reply())
-    handler.play.env.outcome_ = [{"role": "user", "content": told}], reward, terminated, truncated, info
-    handler.answer('{"type": "reset"}')
-    answer = handler.answer(json.dumps({"type": "step", "data": {"message": said}}))
+def test_a_plain_step_of_openenv_is_answered_as_one_with_metadata_is(said, told, reward, terminated, truncated, info):
+    plain, careful = handler_of(OpenEnvHandler, Reply()), handler_of(OpenEnvHandler, Reply())
+    for handler in (plain, careful):
+        handler.play.env.outcome_ = [{"role": "user", "content": told}], reward, terminated, truncated, info
+        handler.answer('{"type": "reset"}')
+    answer = plain.answer(json.dumps({"type": "step", "data": {"message": said}}))
+    assert answer == careful.answer(json.dumps({"type": "step", "data": {"message": said, "metadata": {}}}))
     assert answer.isascii()
+    wrong = json.loads(plain.answer(json.dumps({"type": "step", "data": {"message": said, "more": 1}})))
+    assert wrong["data"]["code"] == "VALIDATION_ERROR"
     found = json.loads(answer, parse_constant=pytest.fail)["data"]
     assert found["reward"] == (float(reward) if math.isfinite(reward) else None)
     assert found["observation"]["messages"][0]["content"] == told
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", ' {"a": 1}\n', "1 2", "", "nul", "\ufeff1", '{"a": NaN}', "[" * 9, "1.5e3"])
+def test_json_is_what_the_standard_library_takes(text):
+    try:
+        wanted = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError, match=r".+"):
+            decoded(text)
+    else:
+        assert repr(decoded(text)) == repr(wanted)
 
 
 def test_a_value_within_itself_is_no_answer():
