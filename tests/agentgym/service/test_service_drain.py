@@ -43,6 +43,7 @@ def test_the_running_episode_ends_and_no_new_one_begins(started):
             process.send_signal(signal.SIGTERM)
             while (await (await http.get("/ready")).json())["ready"]:
                 await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)  # the worker hears of it by a socket of its own
             for path in ("/envs/Faulty/session", "/envs/Faulty/session"):
                 async with http.get(path, headers=UPGRADE) as answer:
                     assert (answer.status, (await answer.json())["error"]["code"]) == (503, "DRAINING")
