@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import one_episode
 import pytest
 
 import agentgym
@@ -53,17 +55,8 @@ def reward_of(env, task, query):
 
 def play(task, reply, **kwargs):
     """Play one episode: the rewards' sum, the turns and the last info."""
-    env = agentgym.make("sql", **kwargs)
-    try:
-        env.reset(options={"task": task})
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, info = env.step(reply(env))
-            total += reward
-            over = terminated or truncated
-        return total, env.turn, info
-    finally:
-        env.close()
+    with closing(agentgym.make("sql", **kwargs)) as env:
+        return one_episode.play(env, task, reply)
 
 
 def play_all(tasks, reply, **kwargs):
