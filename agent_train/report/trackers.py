@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from agentgym.storage.files import write_text
+
 Record = dict[str, Any]
 Track = Callable[[Record], None]
 PARTS = ("rollout", "score", "learn", "sync")  # of a step, in their order
@@ -44,9 +46,12 @@ def wandb(folder: Path) -> Track:
     """To Weights & Biases, as a run of the folder's name, which a resumed run continues; into the folder if WANDB_MODE=offline."""
     import wandb
 
+    kept = folder / "wandb-id"  # a project's other runs, of other machines or `runs_dir`s, may have the same name
+    id = kept.read_text(encoding="utf-8") if kept.exists() else None
     settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     project = os.environ.get("WANDB_PROJECT", "agentgym")
-    run = wandb.init(project=project, name=folder.name, id=folder.name, resume="allow", dir=folder, config=settings)
+    run = wandb.init(project=project, name=folder.name, id=id, resume="allow", dir=folder, config=settings)
+    write_text(kept, run.id)
     run.define_metric("*", step_metric="step")
 
     def track(record: Record) -> None:

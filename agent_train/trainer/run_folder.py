@@ -7,6 +7,7 @@ trajectories/        train-000001.jsonl, eval-000000.jsonl
 checkpoints/         step-000050/ (a Hugging Face folder with what a resumed run needs), and `latest`: the name of the newest
 turns/               000012.jsonl: what was sampled for a step that is in no checkpoint yet; see `rollout/journal.py`
 lock                 held by the process that writes
+wandb-id             the run's id in Weights & Biases
 *.before-resume-N    what came after the checkpoint that the run was resumed from
 weights/, adapters/  what servers read: 000001/
 players/             O/weights/, O/adapters/: what servers of a player's own policy read

@@ -104,7 +104,12 @@ def test_wandb_keeps_an_offline_run_in_the_folder(tmp_path, monkeypatch):
     assert (summary["step"], summary["train/update/entropy"], summary["train/reward"]) == (2, 1.0, 0.5)
     assert wandb.run.config["trainer"]["name"] == "one"
     wandb.finish()
-    assert len(list(run.path.glob("wandb/offline-run-*/run-one.wandb"))) == 1
+    (id,) = (path.stem for path in run.path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert id != "run-one", "the project may have another run of this name"
+    trackers.load("wandb")(run.path)
+    assert f"run-{wandb.run.id}" == id, "a resumed run goes on as the same"
+    assert wandb.run.name == "one"
+    wandb.finish()
 
 
 def test_tensorboard_gets_every_number_at_its_step(tmp_path):
