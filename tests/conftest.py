@@ -105,6 +105,16 @@ MISSING = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_ray_is_left():
+    """Ends the Ray that a file of tests left in this process, and fails: the next file would find it, or start a second."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("these tests left Ray running in this process")
+
+
 @pytest.fixture(scope="session")
 def uncut():
     """Whether nothing is to be cut short."""

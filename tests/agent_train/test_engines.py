@@ -92,7 +92,6 @@ def served(request, model_dir, workers_as_forks, tmp_path_factory):
         import ray
 
         with workers_as_forks():
-            ray.shutdown()  # a file of tests before this one may have left its own
             ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     with asyncio.Runner() as runner:
         engine = runner.run(

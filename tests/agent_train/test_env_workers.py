@@ -41,8 +41,6 @@ def _no_cluster_is_named(monkeypatch):
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes, of two and of three CPUs; this process is on the first."""
-    if ray.is_initialized():
-        ray.shutdown()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
         made.add_node(num_cpus=3)

@@ -30,9 +30,8 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def running_ray(workers_as_forks):
-    if not ray.is_initialized():
-        with workers_as_forks():
-            ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    with workers_as_forks():
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -256,7 +256,6 @@ def test_vllm_serves_the_adapter_as_the_learner_computes_it(workers_as_forks, tm
             await engine.close()
 
     with workers_as_forks():
-        ray.shutdown()  # a file of tests before this one may have left its own
         ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with one_rank(model, config) as worker:

@@ -184,9 +184,8 @@ async def ranks_together(model_dir):
 
 @pytest.mark.ray
 def test_a_player_s_policy_moves_alone_and_a_dead_rank_of_it_is_named_and_is_a_loss(workers_as_forks, tmp_path):
-    if not ray.is_initialized():
-        with workers_as_forks():
-            ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    with workers_as_forks():
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
         before, after = asyncio.run(ranks_together(write_model(tmp_path / "model")))
     finally:

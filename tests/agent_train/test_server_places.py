@@ -49,7 +49,6 @@ class Double(servers._Server):
 def one_gpu():
     """Ray counts one GPU; there need be none. Its workers cannot import this module."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.shutdown()  # a file of tests before this one may have left its own
     ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

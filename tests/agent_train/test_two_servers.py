@@ -131,7 +131,6 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     with workers_as_forks():
-        ray.shutdown()  # a file of tests before this one may have left its own
         ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         with one_rank(folder, config) as worker:

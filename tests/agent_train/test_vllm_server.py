@@ -156,7 +156,6 @@ def ray_cluster(workers_as_forks):
     import ray
 
     with workers_as_forks():
-        ray.shutdown()  # a file of tests before this one may have left its own
         ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     yield
     ray.shutdown()
