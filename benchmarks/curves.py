@@ -1,10 +1,10 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Seven games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Eight games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for several algorithms.
 `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is tic-tac-toe: training against the
 perfect player, against itself and against its past, all held out against the perfect player. `algorithms` is tic-tac-toe
-against the perfect player, for each of several algorithms.
+against the perfect player, for each of several algorithms, and `guess` is `guess_number` for each of them.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
 `countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0. `mbpp` is for a real coder model as it is:
 GRPO of an adapter on MBPP's problems, with two replies; `mbpp-sft` imitates the reference solution of each.
@@ -37,28 +37,32 @@ LAMBDA = ("algorithm.advantage.lam=0.99",)
 # A smaller step than the default job's, since these are compared with each other and not with a goal.
 SMALLER = ("trainer.groups_per_step=12",)
 SMALLER_NO_GROUPS = ("algorithm.group_size=1", "trainer.groups_per_step=96")
-# The model and its warm start in tic-tac-toe: it knows the rules and plays badly, on either side.
+# The model and its warm start in games of short replies.
 PLAYER = (
-    "+env=tic_tac_toe_self",
     *("model.tiny.hidden=192", "model.tiny.heads=6", "model.tiny.intermediate=576", "model.tiny.layers=2"),
-    *("sft.episodes=8192", "sft.mistakes=0.5", "sft.batch_rows=16", "sft.lr=1.5e-3", "sampling.max_tokens=4"),
+    *("sft.batch_rows=16", "sft.lr=1.5e-3", "sampling.max_tokens=4"),
 )
+# In tic-tac-toe it knows the rules and plays badly, on either side.
+TIC_TAC_TOE_START = ("+env=tic_tac_toe_self", *PLAYER, "sft.episodes=8192", "sft.mistakes=0.5")
 GAMES = (
     *("algorithm.updates_per_step=4", "algorithm.proximal=behaviour", "trainer.groups_per_step=16"),
     *("sampling.max_tokens=4", "trainer.eval_episodes=400"),
 )
+# A number of eight, which halving finds in four guesses. So many ranges that no number is learned by heart.
+RANGES = ("env.kwargs.width=8", "env.kwargs.highest=999")
+GUESS_START = ("+env=guess_number", *PLAYER, *RANGES, "sft.episodes=16384", "sft.mistakes=0.2")
+GUESS = (*RANGES, "learner.lr=3.0e-4", "learner.schedule=linear", "trainer.steps=20", "trainer.eval_every=5")
 PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule=linear", "trainer.steps=20")
 # Both sides play badly at first, so an episode says less of a move: a smaller learning rate and more steps. A rejected reply
 # loses the game at once; else a player that is bad at the rules is not told so.
 SELF = ("env.kwargs.mistakes=0", "learner.lr=2.0e-4", "trainer.steps=150", "trainer.eval_every=30")
 PAST = ("env.players.O=past", "env.past_every=10")
-# Each on the game against the perfect player, from the same warm start and with as many episodes as `game-perfect`.
-ALONE = ("algorithm.group_size=1", "trainer.groups_per_step=128")
+# Each from the same warm start and with as many episodes of a game: groups of eight, or none.
 ALGORITHMS = {
     "grpo": (),
-    "ppo": ("algorithm=ppo", *LAMBDA, *ALONE),
+    "ppo": ("algorithm=ppo", *LAMBDA),
     "starpo-s": ("algorithm=starpo_s",),
-    "bilevel-gae": ("algorithm=bilevel_ppo", *ALONE),
+    "bilevel-gae": ("algorithm=bilevel_ppo",),
     "gigpo": ("algorithm=gigpo", "algorithm.kl.coef=0"),
     "gspo": ("algorithm=gspo",),
     "staleness-2": ("trainer.staleness=2",),
@@ -95,6 +99,13 @@ COUNTDOWN_START = (
 )
 
 
+def episodes(algorithm: str, count: int) -> tuple[str, ...]:
+    """Settings for so many episodes a step: groups of eight, or none where a critic takes the place of the group."""
+    if algorithm in ("ppo", "bilevel-gae"):
+        return "algorithm.group_size=1", f"trainer.groups_per_step={count}"
+    return "algorithm.group_size=8", f"trainer.groups_per_step={count // 8}"
+
+
 @dataclass(frozen=True)
 class Curve:
     """One recipe on one game."""
@@ -129,7 +140,14 @@ CURVES = (
     Curve("game-perfect", "self_play", (*PERFECT, *GAMES), "tic_tac_toe"),
     Curve("game-self", "self_play", (*SELF, *GAMES), "tic_tac_toe_self"),
     Curve("game-past", "self_play", (*PAST, *SELF, *GAMES), "tic_tac_toe_self"),
-    *(Curve(f"game-{name}", "algorithms", (*PERFECT, *GAMES, *own), "tic_tac_toe") for name, own in ALGORITHMS.items()),
+    *(
+        Curve(f"game-{name}", "algorithms", (*PERFECT, *GAMES, *own, *episodes(name, 128)), "tic_tac_toe")
+        for name, own in ALGORITHMS.items()
+    ),
+    *(
+        Curve(f"guess-{name}", "guess", (*GUESS, *GAMES, *own, *episodes(name, 256)), "guess_number")
+        for name, own in ALGORITHMS.items()
+    ),
     Curve("countdown", "countdown", COUNTDOWN, "countdown"),
     Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
     Curve("mbpp", "mbpp", MBPP, "code_mbpp"),
@@ -138,7 +156,12 @@ CURVES = (
 REAL = ("countdown", "mbpp")  # games for a real model, of model.path=DIR
 ALWAYS = ("engine=embedded", "learner.workers=1")
 # By game; of the others, the default job's.
-WARM_STARTS = {"self_play": PLAYER, "algorithms": PLAYER, "countdown": ("+env=countdown", *COUNTDOWN_START)}
+WARM_STARTS = {
+    "self_play": TIC_TAC_TOE_START,
+    "algorithms": TIC_TAC_TOE_START,
+    "guess": GUESS_START,
+    "countdown": ("+env=countdown", *COUNTDOWN_START),
+}
 
 
 def train(settings: list[str], log: Path) -> None:
