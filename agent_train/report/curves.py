@@ -14,7 +14,8 @@ from agentgym.storage.files import write_json, write_text
 RESULT_KEYS = ("env", "seed", "start", "end", "minutes", "curve", "command")
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 42
-COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777")
+LEGEND_ROW = 18
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#db2777", "#ca8a04", "#475569")
 TEXT, GRID, BACKGROUND = "#1f2937", "#e5e7eb", "#ffffff"
 
 Record = dict[str, Any]
@@ -70,16 +71,19 @@ def curves_svg(series: Sequence[Series], title: str, across: str = "training ste
     def path(points: Sequence[tuple[float, float]]) -> str:
         return "M" + "L".join("{:.1f},{:.1f}".format(*at(*point)) for point in points)
 
+    names = [escape(one.name) for one in series]
+    places, lower = _legend([one.name for one in series], title)
+    height = HEIGHT + lower
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12" fill="{TEXT}">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{BACKGROUND}"/>',
+        f'<rect width="{WIDTH}" height="{height}" fill="{BACKGROUND}"/>',
         f'<text x="{LEFT}" y="18" font-size="14" font-weight="600">{escape(title)}</text>',
+        f'<g transform="translate(0 {lower})">',
         *_axes([(at(tick, 0)[0], tick) for tick in nice_ticks(first, last, 6) if first <= tick <= last], across),
     ]
-    right = WIDTH - RIGHT
-    for i, one in reversed(list(enumerate(series))):
-        color = COLORS[i % len(COLORS)]
+    colors = [COLORS[i % len(COLORS)] for i in range(len(series))]
+    for name, one, color in reversed(list(zip(names, series, colors, strict=True))):
         points = [point for point in one.points if math.isfinite(point[1])]
         whole = [edges for edges in one.band if all(map(math.isfinite, edges))]
         band = [(s, low) for s, low, _ in whole] + [(s, high) for s, _, high in reversed(whole)]
@@ -88,13 +92,32 @@ def curves_svg(series: Sequence[Series], title: str, across: str = "training ste
         if points:
             parts.append(f'<path d="{path(points)}" fill="none" stroke="{color}" stroke-width="2"/>')
         for step, value in points:
-            (x, y), tip = at(step, value), f"{escape(one.name)}, {across} {step:g}: {value:.1%}"
+            (x, y), tip = at(step, value), f"{name}, {across} {step:g}: {value:.1%}"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"><title>{tip}</title></circle>')
-        right -= 7 * len(one.name)
-        parts.append(f'<text x="{right}" y="18">{escape(one.name)}</text>')
-        parts.append(f'<rect x="{right - 16}" y="9" width="11" height="11" rx="2" fill="{color}"/>')
-        right -= 28
+    parts.append("</g>")
+    for name, color, (left, row) in zip(names, colors, places, strict=True):
+        parts.append(f'<rect x="{left}" y="{row - 9}" width="11" height="11" rx="2" fill="{color}"/>')
+        parts.append(f'<text x="{left + 16}" y="{row}">{name}</text>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _legend(names: Sequence[str], title: str) -> tuple[list[tuple[int, int]], int]:
+    """Left edge and base line of each name, and by how much the plot moves down for them.
+
+    They stand beside the title, or in rows below it if they do not fit there.
+    """
+    widths, right = [28 + 7 * len(name) for name in names], WIDTH - RIGHT
+    left, row = right - sum(widths), 18
+    beside = left >= LEFT + 8 * len(title)
+    if not beside:
+        left, row = LEFT, row + LEGEND_ROW
+    places = []
+    for width in widths:
+        if left + width > right + 12 and left > LEFT:  # of the width, 12 are the gap to the next name
+            left, row = LEFT, row + LEGEND_ROW
+        places.append((left, row))
+        left += width
+    return places, row - 18
 
 
 def _axes(ticks: Sequence[tuple[float, float]], name: str) -> list[str]:

@@ -72,8 +72,8 @@ def test_one_picture_of_several_results(tmp_path):
     out = tmp_path / "pictures" / "curves.svg"
     assert main(["--curves", str(out), *(str(tmp_path / f"{seed}.json") for seed in range(3))]) == 0
     picture = ElementTree.parse(out).getroot()
-    assert len(picture.findall(f"{SVG}circle")) == 9
-    words = [text.text for text in picture.findall(f"{SVG}text")]
+    assert len(picture.findall(f".//{SVG}circle")) == 9
+    words = [text.text for text in picture.findall(f".//{SVG}text")]
     for word in ("toy", "seed 0", "seed 1", "seed 2", "training step", "held-out success", "0%", "100%"):
         assert word in words
 
@@ -88,7 +88,7 @@ def test_results_of_several_environments_are_told_apart(tmp_path):
 
 def circles(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     svg = ElementTree.fromstring(curves_svg([Series("s", points, [(x, y, y) for x, y in points])], "t"))
-    return [(float(c.get("cx")), float(c.get("cy"))) for c in svg.findall(f"{SVG}circle")]
+    return [(float(c.get("cx")), float(c.get("cy"))) for c in svg.findall(f".//{SVG}circle")]
 
 
 def test_a_line_lies_where_its_numbers_say():
@@ -97,6 +97,26 @@ def test_a_line_lies_where_its_numbers_say():
     assert y0 > y1 > y2
     assert x1 == pytest.approx((x0 + x2) / 2, abs=0.1)
     assert y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 12])
+def test_the_names_of_lines_neither_cover_each_other_nor_leave_the_picture(count):
+    names = [f"a recipe of {i}, 3 seeds" for i in range(count)]
+    svg = ElementTree.fromstring(curves_svg([Series(name, [(0, 0.0)]) for name in names], "mean, least and most"))
+    found = [(t.text, int(t.get("x")), int(t.get("y"))) for t in svg.findall(f"{SVG}text")]
+    lines = {}
+    for text, left, row in found:
+        lines.setdefault(row, []).append((left, left + 7 * len(text)))
+    for spans in map(sorted, lines.values()):
+        assert spans[0][0] >= 0
+        assert spans[-1][1] <= 760
+        assert all(end < following for (_, end), (following, _) in pairwise(spans))
+    assert [text for text, _, _ in found] == ["mean, least and most", *names]
+    (moved,) = svg.findall(f"{SVG}g")
+    assert moved.get("transform") == f"translate(0 {max(lines) - 18})"
+    assert int(svg.get("height")) == 420 + max(lines) - 18
+    colors = [rect.get("fill") for rect in svg.findall(f"{SVG}rect")[1:]]
+    assert len(set(colors)) == min(count, 8)
 
 
 @pytest.mark.parametrize("points", [[], [(0, 0.0)], [(3, 0.5)], [(0, 0.2), (1, 0.2)], [(0, float("nan")), (1, 1.0)]])
