@@ -39,6 +39,7 @@ _LIMITS = (
     ("--init-timeout", "init_seconds", "for making an environment, and for one init"),
     ("--reset-timeout", "reset_seconds", "for one reset"),
     ("--step-timeout", "step_seconds", "for one step; a process that takes longer is killed"),
+    ("--close-timeout", "close_seconds", "for an environment to close, and its process to exit"),
     ("--idle-timeout", "idle_seconds", "without a request, after which a session ends"),
     ("--resume-timeout", "resume_seconds", "for a client to reconnect"),
     ("--message-timeout", "message_seconds", "for a message to arrive, and for a client to read an answer"),

@@ -77,7 +77,7 @@ class ServiceLimits:
     init_seconds: float = 120.0  # making the environment, and one `init`
     reset_seconds: float = 60.0
     step_seconds: float = 60.0  # and any other call
-    close_seconds: float = 5.0  # and an end in good order
+    close_seconds: float = 5.0  # and an end in good order, the exit of its process included
     idle_seconds: float = 600.0  # without a request
     resume_seconds: float = 60.0  # for a client to come back after its connection dropped
     message_seconds: float = 30.0  # for a message to arrive whole, and for an answer to be taken

@@ -293,6 +293,8 @@ class Sessions:
             session.ending = (frames.OUT_OF_MEMORY, f"the session ran out of memory: {MORE_MEMORY}")
         exit_code = None if status is None else os.waitstatus_to_exitcode(status)
         clean = exit_code in (ENDED, NOT_MADE)
+        if clean and session.ending is not None and session.ending[0] == frames.DEADLINE:
+            session.ending = session.due = None  # it ended before the kill
         if exit_code is None:
             how = "could not be started, or died with its parent"
         else:

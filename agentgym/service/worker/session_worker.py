@@ -128,6 +128,7 @@ class WorkerSession:
         finally:
             with contextlib.suppress(Exception, SystemExit):  # it is in the log, and the client is gone
                 calls.call("close", env.close)
+            slot.enter(slots.CLOSE)  # which lasts until this thread or process has ended
             calls.stop()
 
     def _serve(self, connection: Connection, resume: str, handler: ProtocolHandler) -> bool:

@@ -1,6 +1,7 @@
 """An environment that does what it is told in its action: a double for every way in which an environment can fail."""
 
 import asyncio
+import atexit
 import mmap
 import os
 import resource
@@ -164,6 +165,14 @@ class Stubborn(Faulty):
 
     def close(self):
         time.sleep(3600)
+
+
+class Lingering(Faulty):
+    """Its process takes as many seconds to exit as its action says."""
+
+    def step(self, action):
+        atexit.register(time.sleep, float(action))
+        return super().step("echo")
 
 
 class Later(Faulty):

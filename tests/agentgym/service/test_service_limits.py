@@ -54,6 +54,22 @@ def test_an_environment_that_does_not_close_is_killed():
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(("seconds", "ended"), [(1.0, {"closed"}), (3600.0, {"DEADLINE", "left"})])
+def test_a_process_that_is_slow_to_exit_is_no_client_that_is_slow_to_read(seconds, ended):
+    async def play():
+        limits = {"message_seconds": 0.3, "close_seconds": 3.0}
+        async with serving(envs={"faulty": "service_faults:Lingering"}, limits=limits) as server:
+            async with session(server) as client:
+                await client.begin()
+                await client.step(str(seconds))
+                assert (await client.ask("close"))["result"] == {}
+                assert await client.ended() == 1000
+                await until(lambda: not server.sessions.open)
+            assert tally(server).ended.keys() <= ended
+
+    asyncio.run(play())
+
+
 def test_an_idle_session_ends_in_good_order(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
 
