@@ -5,6 +5,7 @@ can start such a sandbox, `sandbox` either of the two, `browser` a Chromium and 
 Where AGENTGYM_NEED_SANDBOXES is set, as in CI, a missing back end is an error instead, and so are missing browsers and machines
 where AGENTGYM_NEED_BROWSER and AGENTGYM_NEED_MACHINES are.
 Tests that take minutes over all there is take a sample, the same each time; with AGENTGYM_TEST_ALL set they take all.
+Slow tests whose turn comes after AGENTGYM_SLOW_UNTIL, in seconds since 1970, are skipped: CI ends in time on a slow machine, too.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import gc
 import os
 import random
 import sys
+import time
 from functools import cache
 
 import pytest
@@ -43,6 +45,12 @@ def pytest_collection_modifyitems(items):
                 if needed and os.environ.get(needed):
                     raise pytest.UsageError(f"tests marked {marker} cannot be run: {reason}")
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_setup(item):
+    until = os.environ.get("AGENTGYM_SLOW_UNTIL")
+    if until and "slow" in item.keywords and time.time() > float(until):
+        pytest.skip("this machine is slow: the time for slow tests, AGENTGYM_SLOW_UNTIL, is over")
 
 
 def no_data():

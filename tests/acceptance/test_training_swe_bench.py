@@ -55,8 +55,10 @@ def instances(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("sandbox", BOTH)
 def test_two_steps_are_trained_on_real_repositories(
-    sandbox, instances: Path, in_shared_ray, forks, tmp_path: Path
+    sandbox, instances: Path, in_shared_ray, forks, uncut: bool, tmp_path: Path
 ) -> None:
+    if sandbox == "docker" and not uncut:
+        pytest.skip("takes a minute or two; set AGENTGYM_TEST_ALL to run it")
     memory = SUMMARIES if sandbox == "bubblewrap" else ()
     given = (*SMALL, *memory, f"sandbox={sandbox}", f"env.kwargs.data={instances}")
     # The engine of the tests is on ext4, where it cannot limit layers. Workers of a Ray that runs already would not know.

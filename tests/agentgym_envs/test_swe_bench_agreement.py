@@ -6,17 +6,13 @@ from swe_bench_cases import LITE, agreement_benchmark, built, require, swebench
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.recipes import recipe_of
 
-# Six of two releases, which other tests build too.
-OFTEN = {
-    "django__django-10914": "bubblewrap",
+# Of two releases, which other tests build too.
+OFTEN = {"django__django-10914": "bubblewrap", "django__django-10924": "docker", "pallets__flask-4992": "docker"}
+# Where all is tested: more of these, and of each other recipe one, with few tests.
+SELDOM = {
     "django__django-11133": "bubblewrap",
     "django__django-11583": "bubblewrap",
-    "django__django-10924": "docker",
-    "pallets__flask-4992": "docker",
     "pallets__flask-5063": "docker",
-}
-# Where all is tested: of each other recipe one, with few tests.
-SELDOM = {
     "django__django-13447": "bubblewrap",
     "django__django-16527": "bubblewrap",
     "pytest-dev__pytest-7220": "bubblewrap",
