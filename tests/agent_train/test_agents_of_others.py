@@ -13,7 +13,6 @@ from agentgym.processes.vllm_server import VllmOptions, VllmServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.vllm, pytest.mark.sandbox, pytest.mark.timeout(900)]
 
-OFTEN = ("codex", "mini-swe-agent")
 MAX_LEN = 20_000  # codex says much
 WORDS = (
     "+env=working_agents:Number",
@@ -43,21 +42,20 @@ def over_an_update(folder):
 
 
 @pytest.fixture(scope="module")
-def runs(in_shared_ray, forks, uncut, tmp_path_factory):
+def runs(in_shared_ray, forks, tmp_path_factory):
     """The folder of each agent's run."""
-    names = NAMES if uncut else OFTEN
-    for name in names:
+    for name in NAMES:
         installed(name)
-    folders = {name: tmp_path_factory.mktemp(name) for name in names}
+    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
     models = build_working(tmp_path_factory.mktemp("models"), MAX_LEN)
     key = secrets.token_hex()
     server = served(models["codex"], key, tmp_path_factory.mktemp("vllm") / "vllm.log")
     try:
         where = f"engine.urls=[{server.launch()}]"
-        words = {name: [*WORDS, where, f"agent={name}", f"model.path={models[name]}"] for name in names}
-        more = {name: ["trainer.groups_per_step=1"] for name in names}
+        words = {name: [*WORDS, where, f"agent={name}", f"model.path={models[name]}"] for name in NAMES}
+        more = {name: ["trainer.groups_per_step=1"] for name in NAMES}
         more["codex"] = over_an_update(folders["codex"])
-        given = [(folders[name], words[name] + more[name]) for name in names]
+        given = [(folders[name], words[name] + more[name]) for name in NAMES]
         run_in_turn(forks, given, in_shared_ray, ENGINE_API_KEY=key)
     finally:
         server.stop()
@@ -66,8 +64,6 @@ def runs(in_shared_ray, forks, uncut, tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_trains_what_vllm_sampled_for_an_agent_that_works_in_a_shell(name, runs):
-    if name not in runs:
-        pytest.skip("takes a minute; set AGENTGYM_TEST_ALL to run it")
     trajectories, _, steps = trained(runs[name])
     assert len(trajectories) == (8 if name == "codex" else 4)
     assert not any(t.metadata["agent"].get("killed") for t in trajectories), "each has ended by itself, at a limit too"
