@@ -16,6 +16,7 @@ from preloaded import Preloaded
 from agent_train.cluster.ray_cluster import reaped
 
 START_SECONDS = 120.0
+TRIES = 3
 # What Ray takes for Python: it asks for a fork where a worker is to start.
 PYTHON = """#!{python} -IS
 import json, os, socket, sys
@@ -51,7 +52,20 @@ def python_that_forks(folder: Path, forks: Preloaded) -> Path:
 
 @contextlib.contextmanager
 def shared_ray(joins: Mapping[str, str], forks: Preloaded) -> Iterator[None]:
-    """The cluster that runs with these variables join, whose workers are forks."""
+    """The cluster that runs with these variables join, whose workers are forks. On a busy machine Ray may give up its start."""
+    with contextlib.ExitStack() as stack:
+        for tries_left in reversed(range(TRIES)):
+            try:
+                stack.enter_context(_cluster(joins, forks))
+                break
+            except AssertionError:
+                if not tries_left:
+                    raise
+        yield
+
+
+@contextlib.contextmanager
+def _cluster(joins: Mapping[str, str], forks: Preloaded) -> Iterator[None]:
     port = joins["RAY_ADDRESS"].rpartition(":")[2]
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # names of sockets may have 107 characters
     words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={CPUS}", f"--temp-dir={folder}"]
