@@ -416,6 +416,20 @@ def test_an_update_in_mid_answer_leaves_no_token_with_a_wrong_version(served, ke
     assert in_parts == (len(prompts) if servers_of(served.engine) else 0)
 
 
+def test_a_stream_tells_the_ids_of_the_answer_as_they_are_sampled(served) -> None:
+    pieces: list[list[int]] = []
+    sampling = Sampling(40, seed=3)
+    whole = served.run(served.engine.generate([5, 6, 7], sampling))
+    streamed = served.run(served.engine.stream([5, 6, 7], sampling, "e", pieces.append))
+    assert (streamed.ids, streamed.versions, streamed.finish_reason) == (whole.ids, whole.versions, whole.finish_reason)
+    assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+    if servers_of(served.engine):
+        assert len(pieces) > 1
+        assert [id for piece in pieces for id in piece] == streamed.ids
+    else:
+        assert pieces == []
+
+
 def test_places_follow_the_load_that_a_server_tells(served, monkeypatch) -> None:
     """Its cache holds 64 of these requests: 62 at once are too many, and 8 too few."""
     if not servers_of(served.engine):
