@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +73,12 @@ class Engine:
         Nothing else limits its time: EngineError if it takes too long.
         """
         raise NotImplementedError
+
+    async def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None, told: Callable[[list[int]], None]
+    ) -> Completion:
+        """As `generate`. `told` gets the ids piece by piece as they are sampled, from an engine that streams."""
+        return await self.generate(prompt_ids, sampling, episode)
 
     @property
     def receivers(self) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -59,15 +59,41 @@ async def post(
                 if response.status == 200:
                     said = await response.read()
                     return json.loads(said) if said and response.content_type == "application/json" else None
-                text = (await response.text())[:500]
-                failure = Refused if 400 <= response.status < 500 else ServerFailed
-                raise failure(f"{what}: {url} answered {response.status}: {text}", response.status)
+                raise await _failure(response, what)
         except TimeoutError as error:
             raise EngineError(f"{what}: {url} did not answer within {seconds:g} s") from error
         except aiohttp.ClientError as error:
             if attempt == attempts or isinstance(error, aiohttp.ClientConnectorError):
                 raise ServerFailed(f"{what}: {url}: {type(error).__name__}: {error}") from error
     raise AssertionError("the last attempt returns or raises")
+
+
+async def events(
+    client: aiohttp.ClientSession, base_url: str, path: str, body: Mapping[str, Any], what: str
+) -> AsyncIterator[Any]:
+    """Send, and yield the JSON of each server-sent event until "[DONE]". Nothing limits its time; other errors as of `post`."""
+    url, begun = base_url + path, False
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with client.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as response:
+                if response.status != 200:
+                    raise await _failure(response, what)
+                async for line in response.content:
+                    if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
+                        return
+                    if line.startswith(b"data:"):
+                        begun = True
+                        yield json.loads(data)
+            raise ServerFailed(f"{what}: {url} ended its answer before its end")
+        except aiohttp.ClientError as error:
+            if begun or attempt == ATTEMPTS or isinstance(error, aiohttp.ClientConnectorError):
+                raise ServerFailed(f"{what}: {url}: {type(error).__name__}: {error}") from error
+
+
+async def _failure(response: aiohttp.ClientResponse, what: str) -> Refused | ServerFailed:
+    text = (await response.text())[:500]
+    failure = Refused if 400 <= response.status < 500 else ServerFailed
+    return failure(f"{what}: {response.url} answered {response.status}: {text}", response.status)
 
 
 async def healthy(client: aiohttp.ClientSession, base_url: str, seconds: float = 2.0) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agent_train.cluster.placement import COLOCATED_SHARE, gpu_share
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Load, Sampling
-from agent_train.engine.http import get, open_client, post
+from agent_train.engine.http import events, get, open_client, post
 from agent_train.engine.servers import HEALTHY, STALE, Progress, Router, Server, Servers
 from agent_train.report.timeline import Timeline
 from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
@@ -36,6 +36,7 @@ _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _RPC_SECONDS = 60.0
 _TRIES = 5  # of a request whose servers die one after another: it may be the cause
 _LIVE_SECONDS = 10.0
+_GENERATE = "/inference/v1/generate"
 _WAITING, _CACHE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GAUGE = re.compile(rf"^({_WAITING}|{_CACHE})\{{.*\}} (\S+)$", re.MULTILINE)
 
@@ -117,7 +118,30 @@ class VllmEngine(Engine):
         return bool(present) and self._group == present
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None = None) -> Completion:
+        return await self._generate(prompt_ids, sampling, episode, None)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling, episode: str | None, told: Callable[[list[int]], None]
+    ) -> Completion:
+        """As `generate`, and EngineError if a server dies after it has told ids: no other would sample the same."""
+        return await self._generate(prompt_ids, sampling, episode, told)
+
+    async def _generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        episode: str | None,
+        told: Callable[[list[int]], None] | None,
+    ) -> Completion:
         self.check_request(prompt_ids, sampling)
+        began = False
+
+        def tell(ids: list[int]) -> None:
+            nonlocal began
+            if told is not None:
+                began = True
+                told(ids)
+
         params = {**sampling_params(sampling), "detokenize": False}
         body: dict[str, Any] = {"token_ids": list(prompt_ids), "sampling_params": params}
         for _ in range(_TRIES):
@@ -126,16 +150,18 @@ class VllmEngine(Engine):
             with self._router.request(serving, episode) as number:
                 server = self.servers.all[number]
                 try:
-                    return await self._ask(server, body)
+                    return await self._ask(server, body, None if told is None else tell)
                 except EngineError as error:
                     failure = error
                 except asyncio.CancelledError:
                     self.servers.look_at(server)
                     raise
             await self.servers.examine(server, failure)
+            if began:
+                raise failure
         raise EngineError(f"generate: {_TRIES} servers died of this request or beside it, the last of: {failure}")
 
-    async def _ask(self, server: Server, body: dict[str, Any]) -> Completion:
+    async def _ask(self, server: Server, body: dict[str, Any], told: Callable[[list[int]], None] | None) -> Completion:
         if self._adapter is not None:
             body["model"] = self._adapter
         if self._config.keep_cache:
@@ -143,10 +169,33 @@ class VllmEngine(Engine):
         seconds = self._config.request_timeout
         try:
             async with self.servers.limited(server, seconds):
-                answer = await self._post(server, "/inference/v1/generate", body, math.inf, "generate")
+                if told is not None:
+                    return _completion(await self._streamed(server, body, told))
+                answer = await self._post(server, _GENERATE, body, math.inf, "generate")
         except TimeoutError as error:
             raise EngineError(f"generate: {server.url} is dead or did not answer within {seconds:g} s") from error
         return _completion(answer["choices"][0])
+
+    async def _streamed(
+        self, server: Server, body: dict[str, Any], told: Callable[[list[int]], None]
+    ) -> dict[str, Any]:
+        """The choice of an answer that comes in pieces, put together."""
+        ids: list[int] = []
+        logprobs: list[dict[str, Any]] = []
+        choice: dict[str, Any] = {}
+        async for event in events(self.servers.client, server.url, _GENERATE, {**body, "stream": True}, "generate"):
+            if not event.get("choices"):
+                if "error" in event:
+                    raise EngineError(f"generate: {server.url} failed within an answer: {event['error']}")
+                continue
+            choice = event["choices"][0]
+            logprobs += (choice.get("logprobs") or {}).get("content") or []
+            if new := choice.get("token_ids"):
+                ids += new
+                told(new)
+        if not choice.get("finish_reason"):
+            raise EngineError(f"generate: {server.url} told no end of an answer")
+        return {**choice, "token_ids": ids, "logprobs": {"content": logprobs}}
 
     async def connect_weights(self, address: WeightAddress) -> None:
         step = self._config.tensor_parallel

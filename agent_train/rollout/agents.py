@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,13 @@ from agent_train.config.combinations import run_agent
 from agent_train.config.schema import Config
 from agent_train.engine.base import Completion, Engine, Sampling
 from agent_train.rollout.journal import DivergedError, Journal
-from agent_train.rollout.renderer import Rendered, Renderer, RendererError
+from agent_train.rollout.renderer import Rendered, Renderer, RendererError, until
 from agentgym.agents.play import AgentPolicy
 from agentgym.agents.programs import Agent
 from agentgym.core.messages import Message, assistant, text_of
 from agentgym.core.trajectory import Tokens
 from agentgym.gateway import Gateway, ModelAnswer, ModelCall, Passed, Refused, Settings
-from agentgym.gateway.calls import Told
+from agentgym.gateway.calls import TEXT, Told
 
 MODEL = "policy"  # what agents ask for
 
@@ -53,7 +53,7 @@ class EngineBackend:
         del self._episodes[episode]
 
     async def answer(self, call: ModelCall, episode: str, told: Told) -> ModelAnswer:
-        """Nothing is streamed before the end: engines answer whole."""
+        """Text is told as it is sampled, where the engine streams; thoughts and tool calls come whole."""
         said = self._episodes[episode]
         prompt = self._prompt(call, said.answers)
         room = self._engine.max_model_len - len(prompt.ids)
@@ -66,12 +66,16 @@ class EngineBackend:
             self._renderer.stop_token_ids,
             call.used.get("seed"),
         )
-        completion = await self._completion(prompt, sampling, said)
-        completion, stop = self._cut(completion, call.used.get("stop") or ())
+        stops = [stop for stop in call.used.get("stop") or () if stop]  # an empty one stops nothing
+        pieces = _Pieces(self._renderer, call, prompt.text, stops, told)
+        completion = await self._completion(prompt, sampling, said, pieces.add if call.streams else None)
+        completion, stop = self._cut(completion, stops)
         ids = completion.ids
         if not isinstance(call.prompt, list):
             said.answers.append((prompt.text + self._renderer.decode(ids), [*prompt.ids, *ids]))
-        message = self._message(call, ids) if stop is None else _before(self._message(call, ids), stop)
+        message = self._message(call, ids, not pieces.told)
+        if stop is not None:
+            message = _before(message, stop)
         reason = "tool_calls" if message.get("tool_calls") else completion.finish_reason
         tokens = Tokens(prompt.ids, ids, completion.logprobs, completion.versions, completion.finish_reason)
         return ModelAnswer(
@@ -95,7 +99,9 @@ class EngineBackend:
         before, ids = max(begun, key=lambda each: len(each[0]), default=("", []))
         return Rendered([*ids, *self._renderer.encode(text[len(before) :])], text)
 
-    async def _completion(self, prompt: Rendered, sampling: Sampling, said: _Said) -> Completion:
+    async def _completion(
+        self, prompt: Rendered, sampling: Sampling, said: _Said, told: Callable[[list[int]], None] | None
+    ) -> Completion:
         """From the journal while the agent asks as it did before, then from the engine, and into the journal."""
         last = said.answers[-1][1] if said.answers else []
         shared = len(last) if prompt.ids[: len(last)] == last else 0
@@ -106,26 +112,59 @@ class EngineBackend:
             said.journal.go_on(said.key)
             completion = None
         if completion is None:
-            completion = await self._engine.generate(prompt.ids, sampling, said.key)
+            if told is None:
+                completion = await self._engine.generate(prompt.ids, sampling, said.key)
+            else:
+                completion = await self._engine.stream(prompt.ids, sampling, said.key, told)
             said.journal.keep(said.key, shared, new, completion)
         return completion
 
     def _cut(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str | None]:
-        """The completion up to its first stop string, all of whose tokens stay, and that string; an empty one stops nothing."""
+        """The completion up to its first stop string, all of whose tokens stay, and that string."""
         ids, decode = completion.ids, self._renderer.decode
         text = decode(ids)
-        stop = min((stop for stop in stops if stop and stop in text), key=text.index, default=None)
+        stop = min((stop for stop in stops if stop in text), key=text.index, default=None)
         if stop is None:
             return completion, None
         count = bisect_left(range(len(ids)), True, key=lambda n: stop in decode(ids[:n]))
         parts = ids[:count], completion.logprobs[:count], completion.versions[:count]
         return Completion(*parts, finish_reason="stop"), stop
 
-    def _message(self, call: ModelCall, ids: Sequence[int]) -> Message:
+    def _message(self, call: ModelCall, ids: Sequence[int], thoughts: bool) -> Message:
         if call.prompt is None:
-            return self._renderer.parse(ids, sum(message["role"] == "assistant" for message in call.messages))
+            turn = sum(message["role"] == "assistant" for message in call.messages)
+            return self._renderer.parse(ids, turn, thoughts=thoughts)
         said = ids[:-1] if ids[-1] in self._renderer.stop_token_ids else ids
         return assistant(self._renderer.decode(said))
+
+
+class _Pieces:
+    """An answer that is being sampled, of which the text that is sure to stay is told."""
+
+    def __init__(self, renderer: Renderer, call: ModelCall, prompt: str, stops: Sequence[str], told: Told):
+        self._renderer, self._chats, self._prompt = renderer, call.prompt is None, prompt
+        self._stops, self._tell = stops, told
+        self._ids: list[int] = []
+        self._text, self._read, self._from = (
+            "",
+            0,
+            0,
+        )  # the text of the ids up to `_read`, the last of them from `_from`
+        self.told = ""
+
+    def add(self, ids: list[int]) -> None:
+        self._ids += [id for id in ids if id not in self._renderer.stop_token_ids]
+        # Of the last ids alone: an answer may be long. The first ids of a character are no text yet.
+        before = self._renderer.decode(self._ids[self._from : self._read])
+        now = self._renderer.decode(self._ids[self._from :])
+        if not now.startswith(before) or now.endswith("\ufffd"):
+            return
+        self._text, self._from, self._read = self._text + now[len(before) :], self._read, len(self._ids)
+        sure = self._renderer.certain(self._text, self._prompt) if self._chats else self._text
+        sure = until(sure, self._stops)
+        if sure.startswith(self.told) and sure != self.told:
+            self._tell(TEXT, sure[len(self.told) :])
+            self.told = sure
 
 
 def _before(message: Message, stop: str) -> Message:

@@ -127,7 +127,17 @@ class Renderer:
             return Rendered([*previous.ids, *previous.completion, *self.encode(text[len(said) :])], text)
         return Rendered(self.encode(text), text)
 
-    def parse(self, completion_ids: Sequence[int], turn: int = 0) -> Message:
+    def certain(self, text: str, prompt: str = "") -> str:
+        """The beginning of a text, the first part of a completion after a prompt, that is content whatever follows.
+
+        Nothing of what may still become a thought or a tool call.
+        """
+        begun, opening = text.lstrip(), "<think>"
+        if prompt.rstrip().endswith(opening) or "</think>" in text or begun[: len(opening)] == opening[: len(begun)]:
+            return ""
+        return until(text.removeprefix(self._lead), ("<tool_call>", "</think>")).removesuffix("\n")
+
+    def parse(self, completion_ids: Sequence[int], turn: int = 0, *, thoughts: bool = True) -> Message:
         """The assistant message of a completion, in the OpenAI form.
 
         `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled, if the template
@@ -135,7 +145,7 @@ class Renderer:
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content.
 
-        A stop token at the end is left out. `turn` is part of the ids of tool calls.
+        A stop token at the end is left out. `turn` is part of the ids of tool calls. Without `thoughts`, nothing is reasoning.
         """
         said = list(completion_ids)
         if said and said[-1] in self.stop_token_ids:
@@ -144,9 +154,9 @@ class Renderer:
         content = text.removeprefix(self._lead)
         if "<tool_call>" not in text and "</think>" not in text:
             return assistant(content)
-        readings = list(_readings(content, turn))
+        readings = list(_readings(content, turn, thoughts))
         if not all(map(self._writes_calls, readings)):
-            readings = list(_readings(content, None))
+            readings = list(_readings(content, None, thoughts))
         if faithful := next((message for message in readings if self._writes(message, text)), None):
             return faithful
         if "reasoning_content" in readings[0]:
@@ -222,9 +232,18 @@ def eos_ids_of(model_dir: str | Path) -> list[int]:
     return ids
 
 
-def _readings(text: str, turn: int | None) -> Iterator[Message]:
+def until(text: str, marks: Sequence[str]) -> str:
+    """The text before the first of the marks, and without an end that may become one."""
+    for mark in marks:
+        text = text.partition(mark)[0]
+        begun = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+        text = text[: len(text) - begun]
+    return text
+
+
+def _readings(text: str, turn: int | None, thoughts: bool) -> Iterator[Message]:
     """Messages that a sampled text may stand for, from the most structured to the plainest; without a turn no calls."""
-    for reasoning, rest in [*_split_thoughts(text), (None, text)]:
+    for reasoning, rest in [*(_split_thoughts(text) if thoughts else ()), (None, text)]:
         for content, calls in [(rest, [])] if turn is None else _split_calls(rest, turn):
             message = _calling(content, calls) if calls else assistant(content)
             if reasoning is not None:

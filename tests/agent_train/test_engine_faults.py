@@ -89,6 +89,22 @@ def test_a_server_that_hangs_is_found_by_its_requests_which_go_on_elsewhere(with
     assert ways_of(caplog, 1) == []
 
 
+def test_a_stream_that_has_begun_fails_with_its_server_and_is_not_sampled_anew(with_engine):
+    async def call(engine):
+        told, more = [], []
+        asked = asyncio.create_task(engine.stream([1], Sampling(10), "e", told.extend))
+        await asyncio.sleep(1)
+        engine.servers.at(0).kill()
+        with pytest.raises(EngineError, match="closed the connection"):
+            await asked
+        answer = await engine.stream([1], Sampling(2), "f", more.extend)
+        return told, more, answer
+
+    told, more, answer = with_engine(call)
+    assert told == [1]
+    assert more == answer.ids == answer.versions == [1, 1]
+
+
 def test_so_is_one_whose_request_was_given_up(with_engine):
     async def call(engine):
         engine.servers.at(0).stop()

@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+import openai
 import psutil
 import pytest
 import torch
@@ -28,10 +29,15 @@ from agent_train.engine.vllm import MODEL_NAME
 from agent_train.learner.fsdp import full_tensors
 from agent_train.report.timeline import Timeline
 from agent_train.rollout import places
+from agent_train.rollout.agents import EngineBackend
+from agent_train.rollout.journal import Journal
 from agent_train.rollout.places import Places, fitting, follow_load
+from agent_train.rollout.renderer import Renderer
 from agent_train.weights.collective import broadcast_buckets, make_group
 from agent_train.weights.files import CHANGES, WHOLE
 from agent_train.weights.sync import WeightAddress, checksum_of_all, free_port, sync_files
+from agentgym.core.messages import text_of, user
+from agentgym.gateway import Gateway, Settings
 
 
 @dataclass
@@ -414,6 +420,38 @@ def test_an_update_in_mid_answer_leaves_no_token_with_a_wrong_version(served, ke
             assert (gaps.mean() > 1e-3) if keep_cache else (gaps.max() < 1e-3)
     # The embedded engine loads between its batches.
     assert in_parts == (len(prompts) if servers_of(served.engine) else 0)
+
+
+def test_a_stream_tells_the_ids_of_the_answer_as_they_are_sampled(served) -> None:
+    pieces: list[list[int]] = []
+    sampling = Sampling(40, seed=3)
+    whole = served.run(served.engine.generate([5, 6, 7], sampling))
+    streamed = served.run(served.engine.stream([5, 6, 7], sampling, "e", pieces.append))
+    assert (streamed.ids, streamed.versions, streamed.finish_reason) == (whole.ids, whole.versions, whole.finish_reason)
+    assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+    if servers_of(served.engine):
+        assert len(pieces) > 1
+        assert [id for piece in pieces for id in piece] == streamed.ids
+    else:
+        assert pieces == []
+
+
+def test_an_agent_reads_its_answer_as_it_is_sampled(served, model_dir, tmp_path) -> None:
+    async def play() -> tuple[list[str], str]:
+        backend = EngineBackend(served.engine, Renderer.of_folder(model_dir))
+        async with Gateway(backend, tmp_path, settings=Settings(temperature=1.0, max_tokens=60)) as gateway:
+            backend.begin("e", "key", Journal())
+            episode, key = await gateway.open("e", seed=1)
+            async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
+                asked = {"model": "policy", "messages": [user("up or down?")]}
+                stream = await client.chat.completions.create(**asked, stream=True)
+                said = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+        (call,) = episode.tree.calls.values()
+        return [piece for piece in said if piece], text_of(call.answer.message)
+
+    pieces, text = served.run(play())
+    assert "".join(pieces) == text
+    assert (len(pieces) > 1) == bool(servers_of(served.engine))
 
 
 def test_places_follow_the_load_that_a_server_tells(served, monkeypatch) -> None:

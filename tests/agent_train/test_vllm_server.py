@@ -13,7 +13,7 @@ from engine_models import build
 
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import EngineError, Sampling
-from agent_train.engine.http import ServerFailed, open_client, post
+from agent_train.engine.http import ServerFailed, events, open_client, post
 from agent_train.engine.servers import Router, Servers
 from agent_train.engine.vllm import VllmEngine, server_options
 from agentgym.processes.vllm_server import ServingError, VllmServer, check_vllm
@@ -149,6 +149,53 @@ def test_a_refusal_is_a_value_error_and_a_failure_an_engine_error(status: int, k
 
     with pytest.raises(kind, match=f"{status}: because of the moon"):
         serve(answers, lambda client, url: post(client, url, "/x", {}, 5, "asking"))
+
+
+def listened(handler):
+    """The events of an endpoint, and how it failed after them."""
+
+    async def listen(client, url):
+        found = []
+        try:
+            async for event in events(client, url, "/x", {}, "asking"):
+                found.append(event)
+        except EngineError as error:
+            return found, error
+        return found, None
+
+    return serve(handler, listen)
+
+
+def test_events_come_one_by_one_until_the_last() -> None:
+    calls = []
+
+    async def streams(request):
+        calls.append(1)
+        if len(calls) == 1:  # nothing has been told yet, so it is tried again
+            request.transport.abort()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b': a comment\n\ndata: {"n": 1}\n\nda')
+        await response.write(b'ta: {"n": 2}\n\ndata: [DONE]\n\ndata: {"n": 3}\n\n')
+        return response
+
+    assert listened(streams) == ([{"n": 1}, {"n": 2}], None)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_events_without_the_last_are_a_failure(aborts: bool) -> None:
+    async def breaks(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"n": 1}\n\n')
+        if aborts:
+            request.transport.abort()
+        return response
+
+    found, error = listened(breaks)
+    assert found == [{"n": 1}]
+    assert isinstance(error, ServerFailed)
 
 
 @pytest.fixture(scope="module")

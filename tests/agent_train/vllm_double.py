@@ -159,6 +159,13 @@ class Machine(Servers):
         except TimeoutError:
             raise EngineError(f"{what}: {url} did not answer within {seconds:g} s") from None
 
+    async def events(self, client, url, path, body, what):
+        """The first token at once, the others at the end."""
+        yield {"choices": [{"token_ids": [self.processes[url].weights], "logprobs": {"content": [{"logprob": -1.0}]}}]}
+        (choice,) = (await self.post(client, url, path, body, math.inf, what))["choices"]
+        rest = {"token_ids": choice["token_ids"][1:], "logprobs": {"content": choice["logprobs"]["content"][1:]}}
+        yield {"choices": [{**choice, **rest}]}
+
     async def healthy(self, client, url, seconds=2.0) -> bool:
         process = self.processes[url]
         try:
@@ -206,6 +213,7 @@ async def engine_of_doubles(monkeypatch, replicas=2, version=1, **settings):
     options = [VllmOptions("model", "policy", f"vllm-{number}.log", gpu=False) for number in range(replicas)]
     machine = Machine(options, [{}] * replicas, config.start_timeout, open_client())
     monkeypatch.setattr(vllm, "post", machine.post)
+    monkeypatch.setattr(vllm, "events", machine.events)
     monkeypatch.setattr(servers, "healthy", machine.healthy)
     engine = vllm.VllmEngine(machine, config, "")
     try:
