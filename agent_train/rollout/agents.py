@@ -145,11 +145,8 @@ class _Pieces:
         self._renderer, self._chats, self._prompt = renderer, call.prompt is None, prompt
         self._stops, self._tell = stops, told
         self._ids: list[int] = []
-        self._text, self._read, self._from = (
-            "",
-            0,
-            0,
-        )  # the text of the ids up to `_read`, the last of them from `_from`
+        self._text = ""  # of the ids up to `_read`; the last that were read begin at `_from`
+        self._read, self._from = 0, 0
         self.told = ""
 
     def add(self, ids: list[int]) -> None:

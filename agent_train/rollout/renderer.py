@@ -133,7 +133,10 @@ class Renderer:
         Nothing of what may still become a thought or a tool call.
         """
         begun, opening = text.lstrip(), "<think>"
-        if prompt.rstrip().endswith(opening) or "</think>" in text or begun[: len(opening)] == opening[: len(begun)]:
+        thinks = (
+            prompt.rstrip().endswith(opening) or "</think>" in text or begun[: len(opening)] == opening[: len(begun)]
+        )
+        if thinks or self._lead.startswith(text):
             return ""
         return until(text.removeprefix(self._lead), ("<tool_call>", "</think>")).removesuffix("\n")
 
