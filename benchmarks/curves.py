@@ -1,10 +1,10 @@
 """Whether the algorithms learn: training runs of several recipes on a game, seed by seed, their curves in one picture and a table.
 
-Eight games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
+Nine games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, with a reward at the goal alone, for GRPO and for PPO
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for several algorithms.
 `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is tic-tac-toe: training against the
 perfect player, against itself and against its past, all held out against the perfect player. `algorithms` is tic-tac-toe
-against the perfect player, for each of several algorithms, and `guess` is `guess_number` for each of them.
+against the perfect player, for each of several algorithms, and `guess` is `guess_number` and `sokoban` Sokoban for each of them.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
 `countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0. `mbpp` is for a real coder model as it is:
 GRPO of an adapter on MBPP's problems, with two replies; `mbpp-sft` imitates the reference solution of each.
@@ -52,6 +52,13 @@ GAMES = (
 RANGES = ("env.kwargs.width=8", "env.kwargs.highest=999")
 GUESS_START = ("+env=guess_number", *PLAYER, *RANGES, "sft.episodes=16384", "sft.mistakes=0.2")
 GUESS = (*RANGES, "learner.lr=3.0e-4", "learner.schedule=linear", "trainer.steps=20", "trainer.eval_every=5")
+# Rooms that a policy of this size can plan in. With a larger learning rate success falls in the first steps.
+ROOMS = ("env.kwargs.size=5", "env.kwargs.max_turns=10")
+SOKOBAN_START = ("+env=sokoban", *PLAYER, *ROOMS, "sft.episodes=8192", "sft.mistakes=0.1")
+SOKOBAN = (
+    *(*ROOMS, "learner.lr=1.5e-4", "learner.schedule=linear", "trainer.steps=20"),
+    *("trainer.eval_episodes=200", "trainer.eval_every=10"),
+)
 PERFECT = ("env.kwargs.opponent=minimax", "learner.lr=1.0e-3", "learner.schedule=linear", "trainer.steps=20")
 # Both sides play badly at first, so an episode says less of a move: a smaller learning rate and more steps. A rejected reply
 # loses the game at once; else a player that is bad at the rules is not told so.
@@ -148,6 +155,10 @@ CURVES = (
         Curve(f"guess-{name}", "guess", (*GUESS, *GAMES, *own, *episodes(name, 256)), "guess_number")
         for name, own in ALGORITHMS.items()
     ),
+    *(
+        Curve(f"sokoban-{name}", "sokoban", (*GAMES, *SOKOBAN, *own, *episodes(name, 128)), "sokoban")
+        for name, own in ALGORITHMS.items()
+    ),
     Curve("countdown", "countdown", COUNTDOWN, "countdown"),
     Curve("countdown-sft", "countdown", (*COUNTDOWN, *IMITATION, "trainer.groups_per_step=1"), "countdown"),
     Curve("mbpp", "mbpp", MBPP, "code_mbpp"),
@@ -160,6 +171,7 @@ WARM_STARTS = {
     "self_play": TIC_TAC_TOE_START,
     "algorithms": TIC_TAC_TOE_START,
     "guess": GUESS_START,
+    "sokoban": SOKOBAN_START,
     "countdown": ("+env=countdown", *COUNTDOWN_START),
 }
 

@@ -86,15 +86,35 @@ def test_every_sign_is_drawn():
     assert env.step("down")[0][0]["content"].split("\n")[1] == "# . $ * . _ #"
 
 
-def test_a_box_pushed_off_its_target_counts_no_more():
-    env = begin(Task("off", metadata={"level": "########\n#@*_$._#\n########"}), shaping=1.0)
-    gains = [env.step("right")[1] for _ in range(2)]
-    assert gains == pytest.approx([-0.5, 0.0])
-
-
-def test_shaping_pays_box_by_box():
+def test_shaping_pays_the_moves_of_the_shortest_plan_and_takes_back_a_detour():
     env = begin(Task("two", metadata={"level": "######\n#@$._#\n#_$._#\n######"}), shaping=0.6)
-    assert [env.step(word)[1] for word in ("right", "left", "down", "right")] == pytest.approx([0.3, 0, 0, 1.3])
+    gains = [env.step(word)[1] for word in ("right", "left", "right", "left", "down", "right")]
+    assert gains == pytest.approx([0.15, 0.15, -0.15, 0.15, 0.15, 1.15])
+
+
+def test_shaping_takes_all_back_when_a_box_is_stuck():
+    level = "#######\n#____.#\n#_$___#\n#@____#\n#######"
+    env = begin(Task("corner", metadata={"level": level}), shaping=0.7)  # the plan has 7 moves
+    gains = [env.step(word)[1] for word in ("up", "right", "right", "right", "up", "right", "down")]
+    assert gains == pytest.approx([0.1, 0.1, 0.1, 0.1, -0.1, -0.1, -0.2])
+
+
+def test_shaping_of_an_episode_is_the_progress_at_its_end():
+    rng = random.Random(2)
+    stuck = 0
+    for number in range(60):
+        task = generated_levels("train", 5, 1, 0.25)[number]
+        env = begin(task, shaping=0.5, size=5)
+        paid, solved, truncated = 0.0, False, False
+        while not (solved or truncated):
+            _, reward, solved, truncated, _ = env.step(env.random_action(rng))
+            paid += reward
+        level = drawn(env._room, env._player, env._boxes).replace(" ", "")
+        left = shortest(level)
+        stuck += left is None
+        done = 0.0 if left is None else max(0.0, 1 - left / task.metadata["difficulty"])
+        assert paid == pytest.approx(0.5 * done + solved)
+    assert 5 < stuck < 55
 
 
 def test_the_plan_is_the_shortest_of_all():

@@ -58,6 +58,7 @@ class Sokoban(Env):
         self._invalid = 0
         self._plan: list[str] | None = None
         self._lost = False
+        self._length = len(self._planned() or ()) if self.shaping else 0
         return [user(f"{RULES}\n{self._grid()}")], {}
 
     def step(self, action: Action) -> Step:
@@ -68,25 +69,35 @@ class Sokoban(Env):
         after = moved(self._room, self._player, self._boxes, self._room.steps[DIRECTIONS.index(word)])
         if after is None:
             return self._outcome(f"blocked\n{self._grid()}", 0.0)
-        home = len(self._boxes & self._room.targets)
+        before = self._progress()
         self._player, self._boxes = after
         # A plan stays valid while it is followed.
         self._plan = self._plan[1:] if self._plan and self._plan[0] == word else None
-        gain = self.shaping * (len(self._boxes & self._room.targets) - home) / len(self._boxes)
+        gain = self.shaping * (self._progress() - before)
         if self._boxes == self._room.targets:
             return self._outcome("All boxes are on targets.", 1.0 + gain, True)
         return self._outcome(self._grid(), gain)
 
     def expert_action(self) -> str:
         """The next move of a plan; a deviation makes a new plan."""
-        if not self._plan and not self._lost:
-            few = len(self._boxes) <= 3
-            self._plan = solve(self._room, self._player, self._boxes, weight=1 if few else 3)
-            self._lost = self._plan is None
-        return self._plan[0] if self._plan else self._legal()[0]
+        plan = self._planned()
+        return plan[0] if plan else self._legal()[0]
 
     def random_action(self, rng: random.Random) -> str:
         return rng.choice(self._legal())
+
+    def _planned(self) -> list[str] | None:
+        """The moves that are left, the fewest with up to three boxes; None if no plan was found."""
+        if self._plan is None and not self._lost:
+            few = len(self._boxes) <= 3
+            self._plan = solve(self._room, self._player, self._boxes, weight=1 if few else 3)
+            self._lost = self._plan is None
+        return self._plan
+
+    def _progress(self) -> float:
+        """How far the moves that are left are fewer than at the start, from 0 to 1; 0 if no plan was found, or without shaping."""
+        plan = self._planned() if self._length else None
+        return 0.0 if plan is None else max(0.0, 1 - len(plan) / self._length)
 
     def _legal(self) -> list[str]:
         room = self._room
