@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,9 +155,12 @@ def read_run(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         kind, form = record["kind"], record["format"]
+        if (kind, form) == ("evaluation", FORMAT):
+            cells_of(path, record)
+            itemgetter("name", "created", "command", "settings", "prices")(record)
     except FileNotFoundError:
         raise ValueError(f"{path} holds no evaluation: there is no {file.name}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} does not describe an evaluation: {error!r}") from error
     if (kind, form) != ("evaluation", FORMAT):
         raise ValueError(f"{file} is a run of kind {kind!r}, format {form}; this program reads 'evaluation', {FORMAT}")

@@ -233,6 +233,21 @@ def test_folders_of_other_things_are_left_alone(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "notes.txt", "run.json"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("cells", None), ("settings", None), ("cells", 3), ("cells", ["e"]), ("cells", [{"file": "x"}])]
+)
+def test_a_plan_that_was_edited_into_nonsense_is_told(tmp_path, key, value):
+    with opened(tmp_path / "r"):
+        pass
+    record = json.loads((tmp_path / "r" / "run.json").read_text())
+    record[key] = value
+    if value is None:
+        del record[key]
+    (tmp_path / "r" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"run\.json does not describe an evaluation"):
+        read_run(tmp_path / "r")
+
+
 def test_a_start_that_died_before_it_wrote_anything_can_be_repeated(tmp_path):
     (tmp_path / "lock").write_text("process 1\n")
     (tmp_path / ".run.json.1.tmp").write_text("{")
