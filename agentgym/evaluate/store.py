@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,7 +156,6 @@ def read_run(path: Path) -> dict[str, Any]:
         kind, form = record["kind"], record["format"]
         if (kind, form) == ("evaluation", FORMAT):
             cells_of(path, record)
-            itemgetter("name", "created", "command", "settings", "prices")(record)
     except FileNotFoundError:
         raise ValueError(f"{path} holds no evaluation: there is no {file.name}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
