@@ -4,7 +4,7 @@ Nine games. `frozen_lake` is the default job of `agent-train +env=frozen_lake`, 
 with a critic. `turn_rewards` is the same lake with `shaping`, so that every move has a reward, for several algorithms.
 `staleness` is that lake for GRPO with rollouts ahead of training, by the bound. `self_play` is tic-tac-toe: training against the
 perfect player, against itself and against its past, all held out against the perfect player. `algorithms` is tic-tac-toe
-against the perfect player, for each of several algorithms, and `guess` is `guess_number` and `sokoban` Sokoban for each of them.
+against the perfect player, for each of several algorithms, `guess` and `sokoban` are `guess_number` and Sokoban for each of them.
 `countdown` is for a real instruct model, which `model.path=DIR` gives: GRPO after imitating 256 episodes of the expert;
 `countdown-sft` is imitation of as many more as GRPO plays, held out at its step 0. `mbpp` is for a real coder model as it is:
 GRPO of an adapter on MBPP's problems, with two replies; `mbpp-sft` imitates the reference solution of each.

@@ -95,7 +95,7 @@ class Sokoban(Env):
         return self._plan
 
     def _progress(self) -> float:
-        """How far the moves that are left are fewer than at the start, from 0 to 1; 0 if no plan was found, or without shaping."""
+        """Share of the first plan's moves that are no longer needed, at least 0; 0 without a plan or without shaping."""
         plan = self._planned() if self._length else None
         return 0.0 if plan is None else max(0.0, 1 - len(plan) / self._length)
 
