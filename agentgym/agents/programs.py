@@ -168,6 +168,8 @@ class Function:
         playing = asyncio.create_task(self._played(episode))
         try:
             await asyncio.wait({playing})
+            if playing.cancelled():  # by its own code: who cancels the episode ends the wait
+                return Left(failure=AGENT_FAILED, facts={"raised": "CancelledError: the agent cancelled itself"})
             return playing.result()
         finally:  # one that swallows its cancellation is left alone
             playing.cancel()
@@ -176,15 +178,22 @@ class Function:
     async def _played(self, episode: AgentEpisode) -> Left:
         lane = EnvExecutor(f"agentgym agent {self.target}")
         try:
-            if inspect.iscoroutinefunction(self._play):
+            if any(map(inspect.iscoroutinefunction, (self._play, type(self._play).__call__))):
                 answer = await self._play(episode)
             else:
-                answer = await lane.call(self._play, BlockingEpisode(episode, asyncio.get_running_loop()))
+                answer = await lane.call(self._blocking, BlockingEpisode(episode, asyncio.get_running_loop()))
             return Left(None if answer in (None, "") else assistant(answer))
         except (Exception, SystemExit) as error:
             return Left(failure=AGENT_FAILED, facts={"raised": words_of(error), "traceback": traceback_of(error)})
         finally:
             lane.stop()
+
+    def _blocking(self, episode: BlockingEpisode) -> Any:
+        answer = self._play(episode)
+        if inspect.iscoroutine(answer):  # in the event loop, which would run it, its `step` would wait for ever
+            answer.close()
+            raise TypeError(f"agent {self.target!r} is a def that returns a coroutine: make it an async def")
+        return answer
 
 
 def plays_episodes(target: str) -> bool:

@@ -136,6 +136,26 @@ async def raises(episode):
     raise LookupError("I am lost")
 
 
+async def cancels_its_own_task(episode):
+    sleeping = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    sleeping.cancel()
+    await sleeping
+
+
+class Steps:
+    async def __call__(self, episode):
+        await episode.step(call_of())
+        return "done"
+
+
+steps = Steps()
+
+
+def returns_a_coroutine(episode):
+    return steps(episode)
+
+
 async def asks_forever(episode):
     async with asking(episode) as client:
         await episode.step(call_of())

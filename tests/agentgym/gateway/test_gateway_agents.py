@@ -93,6 +93,24 @@ def test_an_agent_that_raises_has_failed_the_episode(tmp_path):
     assert "agent_cases.py" in trajectory.metadata["agent"]["traceback"]
 
 
+def test_an_agent_that_ends_by_a_cancelled_task_of_its_own_has_failed_too(tmp_path):
+    trajectory = played("agent_cases:cancels_its_own_task", tmp_path)
+    assert (trajectory.end, trajectory.agent_failure, trajectory.error) == ("terminated", "agent_failed", None)
+    assert trajectory.metadata["agent"]["raised"] == "CancelledError: the agent cancelled itself"
+
+
+def test_an_object_with_an_async_call_plays_in_the_event_loop(tmp_path):
+    trajectory = played("agent_cases:steps", tmp_path)
+    assert (trajectory.end, trajectory.turns[-1].info["said"]) == ("terminated", "done")
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_told_to_be_async(tmp_path):
+    trajectory = played("agent_cases:returns_a_coroutine", tmp_path)
+    assert trajectory.agent_failure == "agent_failed"
+    raised = trajectory.metadata["agent"]["raised"]
+    assert raised.endswith("'agent_cases:returns_a_coroutine' is a def that returns a coroutine: make it an async def")
+
+
 def test_an_engine_or_an_environment_that_fails_is_an_error_and_not_the_agent_s(tmp_path):
     class Dying(ToyModel):
         async def answer(self, call, episode, told):
