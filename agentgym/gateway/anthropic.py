@@ -68,7 +68,8 @@ def whole(body: Body, exchange: Exchange) -> dict[str, Any]:
     if told[TEXT]:
         content.append({"type": "text", "text": told[TEXT]})
     content += [_used(call) for call in answer.message.get("tool_calls") or ()]
-    reason = "stop_sequence" if answer.stop is not None else _REASONS.get(answer.finish_reason, "end_turn")
+    usual = "tool_use" if answer.message.get("tool_calls") else "end_turn"
+    reason = "stop_sequence" if answer.stop is not None else _REASONS.get(answer.finish_reason, usual)
     cached, written = answer.usage.get("cached_tokens", 0), answer.usage.get("completion_tokens", 0)
     usage = {"input_tokens": answer.usage.get("prompt_tokens", 0) - cached, "cache_read_input_tokens": cached}
     made = {"content": content, "stop_reason": reason, "stop_sequence": answer.stop}

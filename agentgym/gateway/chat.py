@@ -6,7 +6,7 @@ from typing import Any
 
 from agentgym.gateway.calls import REASONING, ModelCall, Refused
 from agentgym.gateway.episodes import Episode, Exchange
-from agentgym.gateway.forms import Body, Events, call_of, plain_message
+from agentgym.gateway.forms import MOST_ANSWERS, Body, Events, call_of, plain_message
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _DETAILS = (("prompt", "cached_tokens"), ("completion", "reasoning_tokens"))
@@ -18,7 +18,7 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
     if any(tool.get("type") == "custom" for tool in body.get("tools") or ()):
         raise Refused(400, "tools of the type 'custom' are known to the Responses API alone here: give functions")
     messages = [plain_message(each, f"messages[{place}]") for place, each in enumerate(body["messages"])]
-    return [call_of(body, ("messages",), messages)]
+    return [call_of(body, ("messages",), messages, MOST_ANSWERS)]
 
 
 def whole(body: Body, exchange: Exchange) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from agentgym.gateway.calls import TEXT, ModelCall, Refused
 from agentgym.gateway.chat import events as chat_events
 from agentgym.gateway.chat import whole as chat_whole
 from agentgym.gateway.episodes import Episode, Exchange
-from agentgym.gateway.forms import Body, Events, call_of
+from agentgym.gateway.forms import MOST_ANSWERS, Body, Events, call_of
 
 _DEFAULT_TOKENS = 16
 
@@ -20,7 +20,7 @@ def read(body: Body, episode: Episode) -> list[ModelCall]:
         ids = isinstance(prompt, list) and prompt and all(isinstance(id, int) and 0 <= id < 1 << 31 for id in prompt)
         if not (ids or isinstance(prompt, str)):
             raise Refused(400, "prompt is a text, a list of token ids, or a list of these")
-    return [call_of(full, ("prompt",), [], prompt=prompt) for prompt in prompts]
+    return [call_of(full, ("prompt",), [], MOST_ANSWERS, prompt=prompt) for prompt in prompts]
 
 
 def whole(body: Body, exchange: Exchange) -> dict[str, Any]:

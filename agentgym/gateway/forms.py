@@ -20,15 +20,23 @@ _RENAMED = dict.fromkeys(("max_completion_tokens", "max_output_tokens"), "max_to
 _CHOICES = {"any": "required", "tool": "function"}
 
 
-def call_of(body: Body, apart: Collection[str], messages: list[Message], **more: Any) -> ModelCall:
+def call_of(
+    body: Body, apart: Collection[str], messages: list[Message], most_answers: int = 1, **more: Any
+) -> ModelCall:
     """A call with the settings in a request's body: all that is not `apart`. Raises `Refused`."""
     left_out = [*apart, *_BOOKKEEPING]
     given = {name: value for name, value in body.items() if value is not None and name not in left_out}
     settings = {_RENAMED.get(name, name): value for name, value in given.items()}
-    for name, most in (("max_tokens", sys.maxsize), ("n", MOST_ANSWERS)):
+    for name, most in (("max_tokens", sys.maxsize), ("n", most_answers)):
         number = settings.get(name, 1)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-            raise Refused(400, f"{name} is a whole number from 1 to {most}, not {number!r:.50}")
+            wanted = f"a whole number from 1 to {most}" if most > 1 else "1 in this protocol"
+            raise Refused(400, f"{name} is {wanted}, not {number!r:.50}")
+    seed, options = settings.get("seed", 0), body.get("stream_options")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise Refused(400, f"seed is a whole number, not {seed!r:.50}")
+    if not isinstance(options, Mapping | None):
+        raise Refused(400, f"stream_options is an object, not {options!r:.50}")
     if (stop := settings.get("stop")) is not None:
         settings["stop"] = stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):

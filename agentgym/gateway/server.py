@@ -41,7 +41,7 @@ from agentgym.storage.durable import DurableLines, NotWritten
 
 FILE = "calls.jsonl"
 MOST_BYTES = 64 << 20  # of a request
-MOST_LEVELS = 100  # of a message: one that goes too deep for Python would be recorded, and the record never read again
+MOST_LEVELS = 100  # of a message, tool or setting: one that goes too deep for Python would be recorded, and the record never read again
 PING, PING_SECONDS, CLOSE_SECONDS = b": ping\n\n", 10.0, 10.0
 _PROTOCOLS: dict[str, Any] = {
     "/v1/chat/completions": chat,
@@ -336,8 +336,13 @@ class Gateway:
             calls: list[ModelCall] = protocol.read(body, episode)
             for call in calls:
                 call.after, call.streams = episode.tree.last_said(call.messages), body.get("stream") is True
-                if any(levels(message) > MOST_LEVELS for message in call.new_messages()):
-                    raise Refused(400, f"a message has at most {MOST_LEVELS} lists and objects inside each other")
+                for kind, given in (
+                    ("message", call.new_messages()),
+                    ("tool", call.tools),
+                    ("setting", call.settings.values()),
+                ):
+                    if max(map(levels, given), default=0) > MOST_LEVELS:
+                        raise Refused(400, f"a {kind} has at most {MOST_LEVELS} lists and objects inside each other")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise Refused(400, f"the request does not have the form of its protocol: {error!r:.200}") from error
         for call in calls:

@@ -21,6 +21,8 @@ UNTOLD = -1  # the weight version of tokens from an endpoint that does not tell 
 _CHAT, _COMPLETIONS = "/chat/completions", "/completions"
 _TOO_LONG = "the prompt is too long: it exceeds the model's maximum context length"  # in the words of both makers
 _START_SECONDS = 30.0
+# An answer may take as long as it likes while it sends.
+_PASSED_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 
 
 class Upstream:
@@ -138,13 +140,13 @@ class Passed:
         self._key = api_key
 
     async def forward(self, request: web.BaseRequest, path: str, raw: bytes) -> tuple[int, web.StreamResponse]:
-        """Send the answer on; returns its status and the answer."""
+        """Send the answer on; returns its status and the answer. One that breaks off is cut for the client, too."""
         names = ("Content-Type", "anthropic-version", "anthropic-beta")
         headers = {name: request.headers[name] for name in names if name in request.headers}
         headers |= {"Authorization": f"Bearer {self._key}", "x-api-key": self._key} if self._key else {}
+        url, session, response = self._url.replace(_CHAT, path), await endpoints.session(), None
         try:
-            url = self._url.replace(_CHAT, path)
-            async with (await endpoints.session()).post(url, data=raw, headers=headers) as answer:
+            async with session.post(url, data=raw, headers=headers, timeout=_PASSED_LIMIT) as answer:
                 kind = answer.headers.get("Content-Type", "application/json")
                 response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
                 await response.prepare(request)
@@ -153,5 +155,9 @@ class Passed:
                 await response.write_eof()
                 return answer.status, response
         except (aiohttp.ClientError, TimeoutError) as error:
+            if response is not None and response.prepared:
+                if request.transport is not None:
+                    request.transport.abort()
+                return response.status, response
             why = f"the endpoint of this model does not answer: {type(error).__name__}"
             raise Refused(502, why, "engine") from error

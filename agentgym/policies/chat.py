@@ -287,9 +287,12 @@ async def read_stream(chunks: AsyncIterator[bytes], tell: Callable[[str, str], N
                 delta = choice.get("delta") or {"content": choice.get("text")}
                 _grow(message, calls, delta)
                 _gather(whole, choice)
-                for name in (*REASONING, "content"):
-                    if delta.get(name):
-                        tell("text" if name == "content" else "reasoning", delta[name])
+                thought = next(
+                    (delta[name] for name in REASONING if delta.get(name)), None
+                )  # some send it by both names
+                for kind, text in (("reasoning", thought), ("text", delta.get("content"))):
+                    if text:
+                        tell(kind, text)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Passing(f"no chunk of a chat completion ({error!r}): {data[:200]!r}") from error
     else:

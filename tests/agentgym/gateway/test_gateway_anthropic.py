@@ -127,6 +127,8 @@ def test_errors_are_the_protocols_own(tmp_path):
         async with agent_of(tmp_path, ToyModel(context=10)) as agent:
             with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
                 await whole(agent, messages=[{"role": "user", "content": "hello, is it me"}])
+            with pytest.raises(anthropic.BadRequestError, match="n is 1 in this protocol, not 2"):
+                await whole(agent, messages=[{"role": "user", "content": "hello"}], extra_body={"n": 2})
             with pytest.raises(anthropic.BadRequestError, match="'document' is not known"):
                 await whole(agent, messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
             agent.anthropic.api_key = "wrong"

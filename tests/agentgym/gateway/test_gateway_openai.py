@@ -292,6 +292,12 @@ def test_errors_are_the_protocols_own(tmp_path):
                 await agent.chat(max_tokens=0)
             with pytest.raises(openai.BadRequestError, match="stop is a text or a list of texts, not \\[1\\]"):
                 await agent.chat(stop=[1])
+            with pytest.raises(openai.BadRequestError, match="seed is a whole number, not 'x'"):
+                await agent.chat(seed="x")
+            with pytest.raises(openai.BadRequestError, match="stream_options is an object, not 'x'"):
+                await agent.chat(stream=True, stream_options="x")
+            with pytest.raises(openai.BadRequestError, match="n is 1 in this protocol, not 2"):
+                await agent.openai.responses.create(model="toy", input="x", extra_body={"n": 2})
             with pytest.raises(openai.BadRequestError, match="type 'custom' are known to the Responses API alone"):
                 await agent.chat(tools=[{"type": "custom", "custom": {"name": "shell"}}])
             with pytest.raises(openai.NotFoundError):

@@ -246,7 +246,7 @@ def test_a_call_is_recorded_with_all_that_a_trainer_needs(tmp_path):
     run(go())
 
 
-def test_a_message_is_refused_that_goes_too_deep_to_be_read_from_the_record_again(tmp_path):
+def test_a_message_setting_or_tool_is_refused_that_goes_too_deep_to_be_read_from_the_record_again(tmp_path):
     def nested(levels):
         value = 1
         for _ in range(levels - 1):  # the message is the first
@@ -261,5 +261,10 @@ def test_a_message_is_refused_that_goes_too_deep_to_be_read_from_the_record_agai
             assert told["error"]["message"] == "a message has at most 100 lists and objects inside each other"
             status, _ = await post(url, {"messages": [*HELLO, nested(100)]}, agent.key)
             assert (status, len(agent.calls)) == (200, 1)
+            tool = {"type": "function", "function": {"name": "add", "parameters": nested(99)}}
+            for kind, more in (("setting", {"more": nested(101)}), ("tool", {"tools": [tool]})):
+                status, told = await post(url, {"messages": HELLO, **more}, agent.key)
+                assert status == 400, "a failure of the engine would not be the agent's"
+                assert told["error"]["message"] == f"a {kind} has at most 100 lists and objects inside each other"
 
     run(go())

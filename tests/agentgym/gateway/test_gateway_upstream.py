@@ -8,10 +8,11 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from gateway_cases import HELLO, agent_of, post, run, serving
+from gateway_cases import HELLO, agent_of, lines_of, post, run, serving
 
 from agentgym.cli import main as agentgym
 from agentgym.evaluate.serving import serve_model
@@ -142,6 +143,54 @@ def test_streams_are_passed_on_as_they_come_with_thoughts_and_tool_calls(tmp_pat
             assert answer.content[-1].input == {"n": 1}
             assert answer.usage.input_tokens == 9
             assert agent.calls[0].answer.message["tool_calls"][0]["function"]["arguments"] == '{"n": 1}'
+
+    run(go())
+
+
+def test_a_thought_by_both_its_names_is_told_once(tmp_path):
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    words = [event(reasoning=word, reasoning_content=word) for word in ("2 and", " 2")]
+    endpoint = Endpoint([*words, event(content="it is 4"), end, "[DONE]"])
+
+    async def go():
+        async with endpoint.engine() as engine, agent_of(tmp_path, engine) as agent:
+            ask = agent.openai.chat.completions.create
+            deltas = [c.choices[0].delta async for c in await ask(model="big", messages=HELLO, stream=True)]
+            assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "2 and 2"
+            assert dict(agent.calls[0].answer.parts()) == {"reasoning": "2 and 2", "text": "it is 4"}
+
+    run(go())
+
+
+def test_a_message_with_tool_calls_asks_for_them_whatever_the_engine_calls_its_end(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    endpoint = Endpoint(completion({"role": "assistant", "content": None, "tool_calls": [call]}, "stop"))
+
+    async def go():
+        async with endpoint.engine() as engine, agent_of(tmp_path, engine) as agent:
+            tool = {"name": "add", "input_schema": {"type": "object"}}
+            ask = agent.anthropic.messages.create
+            answer = await ask(model="big", max_tokens=50, messages=HELLO, tools=[tool])
+            assert (answer.stop_reason, answer.content[0].type) == ("tool_use", "tool_use")
+
+    run(go())
+
+
+def test_an_answer_passed_on_that_breaks_off_is_cut_for_the_client_too(tmp_path):
+    endpoint = Endpoint([event(content="I "), "cut"])
+
+    async def go():
+        async with endpoint.engine() as _, agent_of(tmp_path, passed={"judge": Passed(endpoint.url)}) as agent:
+            body = {"model": "judge", "messages": HELLO, "stream": True}
+            async with (
+                aiohttp.ClientSession(headers={"x-api-key": agent.key}) as session,
+                session.post(f"{agent.gateway.url}/v1/chat/completions", json=body) as response,
+            ):
+                first = await response.content.readuntil(b"\n\n")
+                assert first.startswith(b'data: {"choices"')
+                with pytest.raises(aiohttp.ClientPayloadError):  # and no second answer in the first
+                    await response.content.read()
+        assert [line["status"] for line in lines_of(tmp_path) if "passed" in line] == [200]
 
     run(go())
 
