@@ -37,6 +37,8 @@ def wrong_formulas(config: Config) -> Iterator[str]:
         return
     try:
         samples = _samples(config)
+    except KeyError:  # of the user's own function, which reads an info or a metric: made-up episodes have none
+        return
     except ValueError as error:
         yield f"algorithm.advantage.name={algorithm.advantage.name}: {first_line(error)}"
         return

@@ -217,9 +217,12 @@ async def train_on(
     `send` is called with the new progress, and returns the checksum of the new weights.
     """
     groups, wanted, oldest = rollout.groups, config.trainer.groups_per_step, _oldest(config, rollout, progress.step + 1)
-    kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
-    kept = apart(kept, config.algorithm.credit)
-    samples = training_samples(config, groups, kept)
+    try:
+        kept, selection = choose(groups, config.algorithm, wanted, rollout.rounds, rollout.carried, oldest)
+        kept = apart(kept, config.algorithm.credit)
+        samples = training_samples(config, groups, kept)
+    except ValueError as error:  # of a filter or a shaping of the user's own
+        raise StepError(str(error)) from error
     samples = await add_reward_model_scores(models, samples)
     samples = await score_with_models(config, models, samples)
     by_learner = [  # the models of each policy, and what its players said

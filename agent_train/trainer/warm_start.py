@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agent_train.config.schema import Config, SftConfig
 from agent_train.data.players import parts
 from agent_train.data.samples import TrainingSample, samples_of
+from agent_train.rollout.memory import RecentMemory
 from agent_train.rollout.renderer import Rendered, Renderer
 from agent_train.trainer.schedule import batch_of_step, derive_seed, step_count
 from agentgym.core.env import close_unused
@@ -75,13 +76,17 @@ def demonstrations(config: Config, env_spec: EnvSpec, model_dir: str | Path) -> 
     env = env_spec.make()
     tools = env.get_wrapper_attr("tools")
     close_unused(env)
-    return sft_samples(played, Renderer.of_folder(model_dir), tools)
+    memory = RecentMemory(config.memory.turns) if config.memory.name == "recent" else None
+    return sft_samples(played, Renderer.of_folder(model_dir), tools, memory)
 
 
 def sft_samples(
-    trajectories: Sequence[Trajectory], renderer: Renderer, tools: Sequence[dict[str, Any]] = ()
+    trajectories: Sequence[Trajectory],
+    renderer: Renderer,
+    tools: Sequence[dict[str, Any]] = (),
+    memory: RecentMemory | None = None,
 ) -> list[TrainingSample]:
-    """Samples to imitate, token for token in the form that sampling will have.
+    """Samples to imitate, token for token in the form that sampling with this memory will have.
 
     The expert's tokens are in the mask, with log-probability 0 and version -1, since nothing sampled them.
     """
@@ -92,8 +97,9 @@ def sft_samples(
         previous: Rendered | None = None
         for turn in trajectory.turns:
             conversation += turn.observation
-            prompt = renderer.prompt(conversation, tools, previous)
-            said = _completion(renderer, prompt, conversation, turn.reply, tools)
+            seen = conversation if memory is None else memory.view(conversation)
+            prompt = renderer.prompt(seen, tools, previous)
+            said = _completion(renderer, prompt, seen, turn.reply, tools)
             tokens = Tokens(prompt.ids, said, [0.0] * len(said), [-1] * len(said))
             turns.append(Turn(turn.observation, turn.reply, turn.reward, tokens=tokens, player=turn.player))
             conversation.append(turn.reply)

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import math
+from contextlib import nullcontext
 
 import pytest
 from run_cases import update
@@ -11,6 +13,8 @@ from agent_train.algorithms.selection import choose
 from agent_train.config.schema import Config
 from agent_train.learner.role_start import Models
 from agent_train.learner.roles import lr_scale
+from agent_train.report.metrics import Clock
+from agent_train.rollout.ahead import Rollout
 from agent_train.trainer.checkpoint import Progress
 from agent_train.trainer.rl import (
     StepError,
@@ -19,6 +23,7 @@ from agent_train.trainer.rl import (
     give_advantages,
     learn,
     score_with_models,
+    train_on,
     training_samples,
 )
 from agentgym.core.trajectory import Group
@@ -79,6 +84,31 @@ def test_a_step_without_a_played_episode_says_what_failed_first():
     made = Group("t", [episode("t", 0, [(2, 1.0)], end="error")])
     with pytest.raises(StepError, match=r"not one of the 1 episodes of this training step.*broke"):
         training_samples(config_of(), [made], [made])
+
+
+def backwards(rewards, share):
+    return list(reversed(range(len(rewards))))
+
+
+def not_finite(trajectory):
+    return [math.nan] * len(trajectory.turns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shaping", "words"),
+    [
+        ({"chosen": {"name": f"{__name__}:backwards"}}, None, "not ascending indices of 2 groups"),
+        ({}, f"{__name__}:not_finite", r"reward shaping returns \[nan\], not a finite number"),
+    ],
+    ids=["filter", "shaping"],
+)
+def test_a_function_of_the_user_s_own_that_returns_nonsense_ends_the_step_in_one_line(settings, shaping, words):
+    config = config_of(**settings)
+    config.algorithm.reward_shaping = shaping
+    groups = [group(task, [[(2, 1.0)], [(3, 0.0)]]) for task in ("a", "b")]
+    step = train_on(config, models_of(), Progress(), Rollout(groups, [], 1), Clock(), nullcontext(), None)
+    with pytest.raises(StepError, match=words):
+        asyncio.run(step)
 
 
 def test_a_step_of_which_the_filter_keeps_nothing_updates_nothing_and_goes_on():

@@ -8,7 +8,7 @@ import pytest
 from mode_cases import assistant, call, user, write_lines
 
 from agent_train.trainer.offline.records import DataError, read_examples
-from agentgym.core.trajectory import Trajectory, Turn, write_jsonl
+from agentgym.core.trajectory import Tokens, Trajectory, Turn, write_jsonl
 
 HI, YES, NO = user("hi"), assistant("yes"), assistant("no")
 
@@ -217,6 +217,19 @@ def test_an_episode_with_an_empty_answer_is_left_out(run):
     write_jsonl(run / "episodes" / "toy@me.jsonl", [episode("c", 1.0, "")])
     assert len(read_examples(run, "sft")) == 4
     assert len(read_examples(run, "kto")) == 4
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_an_agent_s_episode_is_one_example_if_its_calls_are_one_conversation(run, branches):
+    played = episode("a", 1.0, "left")
+    played.metadata["agent"] = {"share": {}}
+    for number, turn in enumerate(played.turns):
+        prompt = [9] if branches and number else list(range(1 + 2 * number))
+        turn.tokens = Tokens(prompt, [len(prompt)], [-0.1], [0])
+    write_jsonl(run / "episodes" / "toy@me.jsonl", [played, episode("b", 1.0, "up")])
+    assert [e.answers[0].said[0]["content"] for e in read_examples(run, "sft")][-2:] == (
+        ["down", "up"] if branches else ["left", "up"]
+    )
 
 
 @pytest.mark.parametrize("form", ["dpo", "rm"])

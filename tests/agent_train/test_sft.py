@@ -10,12 +10,13 @@ from learner_cases import make_rows, one_rank, write_model
 from transformers import AutoTokenizer
 
 import agentgym
-from agent_train.config.schema import SftConfig, TinyConfig
+from agent_train.config.schema import MemoryConfig, SftConfig, TinyConfig
 from agent_train.data.packing import rank_batches
 from agent_train.data.samples import samples_of
 from agent_train.engine.base import Completion, Sampling
 from agent_train.learner.tiny import build_tiny
 from agent_train.learner.worker import LearnerWorker
+from agent_train.rollout.memory import RecentMemory
 from agent_train.rollout.renderer import Renderer
 from agent_train.rollout.sampler import TokenPolicy
 from agent_train.trainer.warm_start import ExpertError, expert_trajectories, sft_samples, warm_start
@@ -168,17 +169,26 @@ class Recited:
         pass
 
 
-def test_samples_are_token_for_token_those_of_the_same_episode_when_sampled(renderer):
+@pytest.mark.parametrize("turns", [None, 1])
+def test_samples_are_token_for_token_those_of_the_same_episode_when_sampled(renderer, turns):
+    settings = None if turns is None else MemoryConfig(name="recent", turns=turns)
+    memory = None if turns is None else RecentMemory(turns)
+    counts = []
     for trajectory in play(mistakes=0.5):
         texts = replies([trajectory])[0]
-        policy = TokenPolicy(Recited(renderer, texts), renderer, Sampling(max_tokens=8), seed=None)
+        sampling = Sampling(max_tokens=8)
+        policy = TokenPolicy(Recited(renderer, texts), renderer, sampling, seed=None, memory=settings)
         env = Corridor()
         task = next(task for task in Corridor.default_tasks("train") if task.id == trajectory.task_id)
         sampled = asyncio.run(run_episode(env, policy, task, seed=trajectory.seed))
         assert sampled.error is None
-        (sample,) = sft_samples([trajectory], renderer)
-        (expected,) = samples_of(sampled)
-        assert (sample.ids, sample.mask, sample.turn_ends) == (expected.ids, expected.mask, expected.turn_ends)
+        shown = [
+            [(sample.ids, sample.mask, sample.turn_ends) for sample in samples]
+            for samples in (sft_samples([trajectory], renderer, memory=memory), samples_of(sampled))
+        ]
+        assert shown[0] == shown[1]
+        counts.append(len(shown[0]))
+    assert max(counts) == 1 if turns is None else max(counts) > 1
 
 
 def test_exactly_what_the_expert_said_and_the_stop_tokens_are_in_the_mask(renderer):

@@ -102,6 +102,21 @@ def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refus
     assert "cannot import module" in problem
 
 
+def by_progress(trajectory):
+    """A shaping that reads what its environment tells."""
+    return [turn.reward + turn.info["progress"] for turn in trajectory.turns]
+
+
+def twice(trajectory):
+    return [0.0] * (2 * len(trajectory.turns))
+
+
+def test_a_shaping_that_reads_what_made_up_episodes_lack_is_left_to_the_run():
+    assert problems(f"algorithm.reward_shaping={__name__}:by_progress") == []
+    (problem,) = problems(f"algorithm.reward_shaping={__name__}:twice")
+    assert "not a finite number for each of" in problem
+
+
 def model_problems(folder, *overrides):
     return list(wrong_model(settings_of(f"model.path={folder}", *overrides)))
 

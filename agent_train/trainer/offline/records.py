@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_train.config.schema import Config
 from agent_train.data.players import parts
+from agent_train.data.samples import samples_of
 from agentgym.core.messages import Message, problem_of, user
 from agentgym.core.trajectory import Trajectory
 
@@ -272,9 +273,13 @@ def _tools(record: Record) -> list[dict[str, Any]]:
 def _of_episodes(episodes: Episodes, form: str, min_reward: float | None) -> list[Example]:
     """Examples of stored episodes, of each player apart.
 
-    Failed ones have no reward and are left out, and so are those in which a reply is empty.
+    Failed ones have no reward and are left out, and so are those in which a reply is empty, and those of an agent that plays
+    by itself whose calls are not one conversation.
     """
-    whole = [(where, part) for where, e in episodes if not e.failed for part in parts(e) if part.turns]
+    told = [
+        (where, e) for where, e in episodes if not e.failed and ("agent" not in e.metadata or len(samples_of(e)) == 1)
+    ]
+    whole = [(where, part) for where, e in told for part in parts(e) if part.turns]
     played = [(where, part) for where, part in whole if all(map(_says, (turn.reply for turn in part.turns)))]
     if form in ("dpo", "rm"):
         return _best_and_worst(played)
