@@ -1,7 +1,10 @@
 """Loading a model, sharding it with FSDP2, and getting whole tensors back out."""
 
+import inspect
 import json
+import math
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,14 +80,32 @@ def _load(
 
 
 def check_layers(model: Any) -> None:
-    """Raises ValueError where anything but attention joins tokens: it would join those of samples that are packed together."""
-    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - SEPARABLE
+    """Raises ValueError where anything but attention joins tokens: it would join those of samples that are packed together.
+
+    So it does where only a mask would hold tokens to a sliding window, since packed attention gets none.
+    """
+    config = model.config.get_text_config()
+    others = set(getattr(config, "layer_types", None) or ()) - SEPARABLE
     if others or model._is_stateful or not model._supports_attention_backend:
         kinds = ", ".join(sorted(others)) or "recurrent or without transformers' attention interface"
         raise ValueError(
             f"{type(model).__name__} cannot be trained here: it has layers ({kinds}) that would join the tokens of packed samples: "
             "take a model whose layers all are attention"
         )
+    # Attention that is told of its window is called with it, in every module of transformers.
+    if has_window(config) and "sliding_window=" not in inspect.getsource(sys.modules[type(model).__module__]):
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained here: its attention has a sliding window of {config.sliding_window} tokens "
+            "in a mask alone, which packed samples do not have: take a model without a sliding window"
+        )
+
+
+def has_window(config: Any) -> bool:
+    """True if a sliding window hides tokens of samples that the model can read."""
+    window, longest = (
+        getattr(config, name, None) or math.inf for name in ("sliding_window", "max_position_embeddings")
+    )
+    return window < longest and "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
 
 
 def plain(model: Any, gradient_checkpointing: bool) -> Any:

@@ -230,7 +230,8 @@ class PackedPolicy(nn.Module):
     def __init__(self, model: Any, head_chunk: int, vocab_chunk: int = 0):
         super().__init__()
         scalings = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-        wrong = [name for name in scalings if getattr(model.config, name, None) not in (None, 1, 1.0)]
+        configs = (model.config, model.config.get_text_config())  # a multimodal model has its language model's apart
+        wrong = [name for name in scalings if any(getattr(c, name, None) not in (None, 1, 1.0) for c in configs)]
         if model.get_output_embeddings().bias is not None:
             wrong.append("a bias of the output embedding")
         if wrong:

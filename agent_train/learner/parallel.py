@@ -77,7 +77,9 @@ def parallel_dims(settings: LearnerConfig, rank: int, world: int, device: str) -
 
 def check_model(model: Any, settings: LearnerConfig) -> None:
     """Raises ValueError where the model's heads cannot be divided among the ranks."""
-    query, key = model.config.num_attention_heads, model.config.num_key_value_heads
+    config = model.config.get_text_config()  # a multimodal model has its language model's apart
+    query = config.num_attention_heads
+    key = getattr(config, "num_key_value_heads", None) or query
     tensor = settings.tensor_parallel
     if query % tensor or key % tensor:
         raise ValueError(

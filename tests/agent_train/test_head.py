@@ -1,6 +1,7 @@
 """The chunked head equals the dense one, and each token is predicted from where its row says."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma4Config, PretrainedConfig
 
 from agent_train.data.packing import batch_of
 from agent_train.data.samples import TrainingSample
@@ -138,7 +140,7 @@ class OneHotModel(nn.Module):
 
     def __init__(self, size):
         super().__init__()
-        self.config = SimpleNamespace()
+        self.config = PretrainedConfig()
         self.head = nn.Linear(size, size, bias=False)
         self.head.weight = nn.Parameter(50.0 * torch.eye(size).roll(1, dims=0))
 
@@ -181,4 +183,13 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused():
     model = OneHotModel(4)
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="final_logit_softcapping"):
+        PackedPolicy(model, 4)
+
+
+@pytest.mark.parametrize(("cap", "refused"), [(30.0, True), (None, False)])
+def test_so_is_a_multimodal_model_whose_language_model_does(cap, refused):
+    model = OneHotModel(4)
+    model.config = Gemma4Config(text_config={"final_logit_softcapping": cap})
+    assert not hasattr(model.config, "final_logit_softcapping")
+    with pytest.raises(ValueError, match="final_logit_softcapping") if refused else nullcontext():
         PackedPolicy(model, 4)

@@ -1,6 +1,7 @@
 """From the files of a model folder into shards: what is read, what is not, and what has to be loaded whole."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Gemma4Config,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
+    OPTConfig,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen3Config,
@@ -18,9 +21,9 @@ from transformers import (
 )
 
 from agent_train.data.samples import TrainingSample
-from agent_train.learner.fsdp import blocks_of, full_tensors, load_policy
+from agent_train.learner.fsdp import blocks_of, check_layers, full_tensors, load_policy
 from agent_train.learner.loading import weight_files
-from agent_train.learner.parallel import deal_to_ranks, plan_of
+from agent_train.learner.parallel import check_model, deal_to_ranks, plan_of
 from agent_train.learner.sequence_parallel import check_heads
 
 
@@ -140,6 +143,37 @@ def test_a_model_whose_layers_would_join_packed_samples_is_refused(tmp_path, kin
         load_policy(tmp_path, 7)
 
 
+WINDOW = {"sliding_window": 4}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("phimoe", WINDOW), ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 2, **WINDOW, **LAYERS})],
+)
+def test_a_model_whose_window_is_in_a_mask_alone_is_refused(kind, settings):
+    """Packed attention gets no mask: the tokens of long samples would see all that came before."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **settings))
+    with pytest.raises(ValueError, match="has a sliding window of 4 tokens in a mask alone"):
+        check_layers(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("phimoe", {}),
+        ("phimoe", {"sliding_window": 64, "max_position_embeddings": 64}),  # as Phi-3.5-MoE: it hides nothing
+        ("qwen2_moe", WINDOW),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, **WINDOW}),
+        ("mistral", WINDOW),
+        ("gemma3_text", {**WINDOW, **LAYERS}),
+    ],
+)
+def test_a_window_that_attention_is_told_of_or_that_hides_nothing_is_not(kind, settings):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **settings))
+    check_layers(model)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"), [("seed_oss", {"residual_dropout": 0.5}), ("opt", {"dropout": 0.5, "layerdrop": 0.5})]
 )
@@ -212,6 +246,20 @@ def test_heads_that_ranks_cannot_share_are_refused(query, key, ranks, good):
             ValueError, match=f"sequence_parallel={ranks} cannot share {query} query and {key} key/value"
         ):
             check_heads(query, key, ranks)
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        (Gemma4Config(text_config={"num_attention_heads": 4, "num_key_value_heads": 2}), "4 query and 2 key/value"),
+        (OPTConfig(num_attention_heads=4), "4 query and 4 key/value"),  # it knows one number of heads
+    ],
+)
+def test_heads_are_those_of_the_language_model_wherever_its_config_has_them(config, heads):
+    model = SimpleNamespace(config=config)
+    check_model(model, make_config(workers=2, tensor_parallel=2).learner)
+    with pytest.raises(ValueError, match=f"tensor_parallel=3 has to divide the model's {heads} heads"):
+        check_model(model, make_config(workers=3, tensor_parallel=3).learner)
 
 
 def test_ranks_of_one_replica_get_the_same_rows():
