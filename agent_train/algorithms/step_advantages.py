@@ -149,7 +149,9 @@ def gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) ->
 def bilevel_gae_advantage(inputs: AdvantageInputs, lam: float | Tensor | None = None) -> Tensor:
     s = inputs.settings
     given = (inputs.rewards_T, inputs.tokens("values"), inputs.mask_T, inputs.segment_T, inputs.turn_T)
-    return returns.bilevel_gae(*given, s.gamma, _lambda(inputs) if lam is None else lam, s.turn_gamma, s.turn_lam)
+    if lam is not None:  # of the critic's targets, between turns too: `turn_lam` would let a wrong critic bias them
+        return returns.bilevel_gae(*given, s.gamma, lam, s.turn_gamma)
+    return returns.bilevel_gae(*given, s.gamma, _lambda(inputs), s.turn_gamma, s.turn_lam)
 
 
 def _lambda(inputs: AdvantageInputs) -> float | Tensor:

@@ -4,6 +4,8 @@ import copy
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mode_cases import assistant, call, user
 from sample_tokenizers import FORGETFUL, tiny
 
@@ -141,6 +143,37 @@ def test_kto_has_the_next_answer_under_each_prompt(renderer):
     samples = tokenize_examples([Example((t,), label=True) for t in talks], renderer, mismatched=True)
     assert [learned(renderer, s.other[0]) for s in samples] == ["due<|end|>", "tre<|end|>", "uno<|end|>"]
     assert all("one" in renderer.decode(row.ids) for row in samples[0].training_samples)
+
+
+def mismatched(renderer, prompts):
+    """What is answered in place of each example's own answer: the number of the example whose answer that is."""
+    talks = [conversation(user(prompt), assistant(str(number))) for number, prompt in enumerate(prompts)]
+    samples = tokenize_examples([Example((t,), label=True) for t in talks], renderer, mismatched=True)
+    return [int(learned(renderer, s.other[0]).removesuffix("<|end|>")) for s in samples]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "others"),
+    [
+        ("aabb", [2, 3, 0, 1]),  # a run folder has the episodes of a task side by side
+        ("aaab", [3, 3, 3, 0]),
+        ("aba", [1, 0, 1]),
+        ("abca", [1, 2, 0, 2]),
+        ("aaa", [1, 2, 0]),  # all one prompt: there is no other
+        ("a", [0]),
+    ],
+)
+def test_kto_s_answers_to_other_prompts_are_those_of_other_prompts(renderer, prompts, others):
+    assert mismatched(renderer, prompts) == others
+
+
+@given(prompts=st.text("abcd", min_size=1, max_size=12).filter(lambda text: len(set(text)) > 1))
+@settings(max_examples=40, deadline=None)
+def test_kto_has_another_prompt_s_answer_wherever_there_is_one(renderer, prompts):
+    found = mismatched(renderer, prompts)
+    assert all(prompts[other] != own for other, own in zip(found, prompts, strict=True))
+    if 2 * max(map(prompts.count, prompts)) == len(prompts) and len(set(prompts)) == 2:
+        assert sorted(found) == list(range(len(prompts)))
 
 
 def test_the_tools_of_an_environment_are_part_of_its_episodes_prompts(renderer):

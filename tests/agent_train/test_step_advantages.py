@@ -105,6 +105,16 @@ def test_a_turn_of_reward_nought_is_a_turn():
     assert found["t/0"] == pytest.approx([0.6, 1.8])
 
 
+def test_a_wrong_critic_biases_no_target_of_lambda_one_across_turns_either():
+    """Turns a a, o a a a: the target is the return, 1, whatever the critic says, here 5. The advantage has its own lambdas."""
+    groups = [Group("t", [episode("t", 0, [(2, 0.0), (3, 1.0)])])]
+    settings = algorithm("bilevel_gae", turn_gamma=1.0, turn_lam=0.5, value_lam=1.0)
+    found, (row,) = advantages(groups, settings, values=[5.0] * 5)
+    # B_2 = 1 - 5 = -4; B_1 = 0 + 5 - 5 + .5 * -4 = -2
+    assert found["t/0"] == pytest.approx([-2.0] * 2 + [-4.0] * 3)
+    assert [x for x, on in zip(row.targets, row.mask, strict=True) if on] == pytest.approx([1.0] * 5)
+
+
 def test_length_adaptive_lambda_counts_the_sampled_tokens_of_the_trajectory():
     groups = [Group("t", [episode("t", 0, [(2, 0.0), (2, 1.0)], samples="many")])]
     found, _ = advantages(groups, algorithm("gae", lam_alpha=0.5), values=[0.0, 0.0, 0.0, 0.0])

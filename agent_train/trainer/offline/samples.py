@@ -3,8 +3,10 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+from agent_train.algorithms.turn_rewards import state_key
 from agent_train.config.schema import first_line
 from agent_train.data.samples import TrainingSample
 from agent_train.rollout.renderer import Renderer
@@ -22,7 +24,7 @@ class TokenizedExample:
     answers: tuple[list[TrainingSample], ...]  # of the answer; of a pair those of the preferred one, then of the other
     label: bool | None = None
     score: float | None = None
-    # For kto, another example's answer under this one's prompt.
+    # For kto, the answer to another prompt under this one's prompt.
     other: list[TrainingSample] = field(default_factory=list)
 
     @property
@@ -40,21 +42,43 @@ def tokenize_examples(
 ) -> list[TokenizedExample]:
     """The examples as samples, in their order, without those of more than `longest` tokens.
 
-    With `mismatched` each gets `other`, the answer of the example after it, as KTO needs. `split` begins the ids of the samples,
-    which are unique in a run.
+    With `mismatched` each gets `other`, the answer of an example with another prompt, as KTO needs. `split` begins the ids of the
+    samples, which are unique in a run.
     """
     samples = []
+    others = _mismatched(examples) if mismatched else []
     for number, example in enumerate(examples):
         name = f"{split}:{number}"
         answers = tuple(_samples(renderer, answer, f"{name}/{k}") for k, answer in enumerate(example.answers))
         other: list[TrainingSample] = []
         if mismatched:
-            own, next_one = example.answers[0], examples[(number + 1) % len(examples)].answers[0]
-            other = _samples(renderer, replace(own, said=next_one.said), f"{name}/other")
+            said = examples[others[number]].answers[0].said
+            other = _samples(renderer, replace(example.answers[0], said=said), f"{name}/other")
         sample = TokenizedExample(answers, example.label, example.score, other)
         if longest is None or max(len(each.ids) for each in sample.training_samples) <= longest:
             samples.append(sample)
     return samples
+
+
+def _mismatched(examples: Sequence[Example]) -> list[int]:
+    """For each example the number of one with another prompt; where all prompts are equal, that of the next one.
+
+    It is of the prompts after its own: examples with one prompt get different answers, as far as there are any.
+    """
+    size = len(examples)
+    by_prompt: dict[str, list[int]] = {}
+    for number, example in enumerate(examples):
+        own = example.answers[0]
+        by_prompt.setdefault(state_key([*own.prompt, {"tools": own.tools, "env": own.env}]), []).append(number)
+    if len(by_prompt) == 1:
+        return [(number + 1) % size for number in range(size)]
+    order = list(chain.from_iterable(by_prompt.values()))
+    found, end = [0] * size, 0
+    for numbers in by_prompt.values():
+        end += len(numbers)
+        for place, number in enumerate(numbers):
+            found[number] = order[(end + place % (size - len(numbers))) % size]
+    return found
 
 
 def texts_of(examples: Sequence[Example]) -> list[str]:
