@@ -20,6 +20,8 @@ from agentgym.service.client.address import is_url
 
 CAPPED = ("tis", "sequence-is", "geometric-is")
 BANDED = ("icepop", "seq-mask-tis", "sequence-mask", "geometric-mask")
+# What these corrections do not use: some drop nothing, some weigh nothing.
+UNREAD = dict.fromkeys(CAPPED, ("low", "high")) | dict.fromkeys(("sequence-mask", "geometric-mask"), ("cap",))
 # Compared inside a group, so that one episode alone teaches nothing.
 IN_GROUPS = ("rloo", "opo", "maxrl", "best_of", "reinforce_pp_baseline", "turn", "gigpo", "prime")
 MAX_LORA_RANK = 512  # of vLLM
@@ -63,6 +65,9 @@ def _wrong_loss(config: Config) -> Iterator[str]:
         yield f"algorithm.correction.low={correction.low}: must be below algorithm.correction.high={correction.high}"
     if correction.name in BANDED and correction.high is None and not correction.low:
         yield f"algorithm.correction.name={correction.name}: needs algorithm.correction.low and algorithm.correction.high, as in 0.5 and 2"
+    for key in UNREAD.get(correction.name or "", ()):
+        if value := getattr(correction, key):
+            yield f"algorithm.correction.{key}={value}: algorithm.correction.name={correction.name} does not use it: leave it out"
     if algorithm.reduction == "constant" and algorithm.reduction_length is None:
         yield "algorithm.reduction=constant: needs algorithm.reduction_length, which divides the sum of a trajectory"
     if algorithm.loss not in WHOLE_SAMPLE_LOSSES:
@@ -163,7 +168,11 @@ def _wrong_roles(config: Config) -> Iterator[str]:
     yield from _wrong_role_folders(config)
     name, critic = config.algorithm.advantage.name, config.critic
     if not has_critic(config):
-        unused = {"alone_steps": critic.alone_steps, "path": None if name == "prime" else critic.path}
+        unused = {
+            "alone_steps": critic.alone_steps,
+            "clip": critic.clip,
+            "path": None if name == "prime" else critic.path,
+        }
         for key, value in unused.items():
             if value:
                 yield f"critic.{key}={value}: advantage {name} has no critic ({', '.join(WITH_CRITIC)} have one): leave it out"

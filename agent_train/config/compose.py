@@ -54,10 +54,8 @@ def compose(overrides: Sequence[str], gpu: bool | None = None) -> Config:
     parsed = _parse(overrides)
     for override in parsed:
         key = override.key_or_group
-        if key in GROUPS:
-            groups[key] = _choice_name(override)
-        elif key == "env.id":
-            groups.setdefault("env", _choice_name(override))
+        if key in (*GROUPS, "env.id"):  # the last of `env` and `env.id` counts, as of any key
+            groups[key.removesuffix(".id")] = _choice_name(override)
         else:
             if not key.startswith(FREE_KEYS):
                 _check_key(key)

@@ -218,7 +218,7 @@ class CorrectionConfig:
         None, "[weights](algorithms.md#corrections) for the gap between engine and trainer", extensions="corrections"
     )
     cap: float | None = setting(None, "largest weight", needs="algorithm.correction.name")
-    low: float = setting(0.0, "smaller weights become 0", bounds=ZERO)
+    low: float = setting(0.0, "smaller weights become 0", bounds=ZERO, needs="algorithm.correction.name")
     high: float | None = setting(None, "larger weights become 0", needs="algorithm.correction.name")
     drift: float | None = setting(
         None, "drop samples with a negative advantage if they drifted by more nats per token", bounds=ZERO
@@ -245,9 +245,11 @@ class KlConfig:
 class OverlongConfig:
     length: int | None = setting(None, "sampled tokens at which the penalty is largest; null: no penalty")
     buffer: int = setting(0, "tokens over which the penalty grows", bounds=ZERO, needs="algorithm.overlong.length")
-    factor: float = setting(1.0, "largest penalty", bounds=ZERO)
+    factor: float = setting(1.0, "largest penalty", bounds=ZERO, needs="algorithm.overlong.length")
     mask: bool = setting(False, "leave truncated episodes out of the loss")
-    baseline: bool = setting(True, "count truncated episodes in their group's baseline")
+    baseline: bool = setting(
+        True, "count truncated episodes in their group's baseline", needs="algorithm.overlong.mask"
+    )
 
 
 @dataclass

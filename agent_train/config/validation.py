@@ -303,7 +303,9 @@ def _wrong_env(config: Config) -> Iterator[str]:
 
 
 def _wrong_players(config: Config, players: Sequence[str] | None) -> Iterator[str]:
-    given, words = config.env.players, (*BUILT_IN, PAST, OWN)
+    given, words, credit = config.env.players, (*BUILT_IN, PAST, OWN), config.algorithm.credit
+    if credit != "own" and not players and not config.env.url and config.env.rollout == "episode":
+        yield f"algorithm.credit={credit}: {config.env.id} has one agent, not players, and its reward is its own: leave it out"
     if given and not players and not config.env.url:
         player, agent = next(iter(given.items()))
         yield f"env.players.{player}={agent}: {config.env.id} has one agent, not players: leave it out"

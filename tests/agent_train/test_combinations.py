@@ -40,6 +40,16 @@ def test_every_recipe_goes_together(name):
             ["algorithm=icepop", "algorithm.correction.low=9"],
             ["algorithm.correction.low=9", "below algorithm.correction.high"],
         ),
+        (["algorithm.correction.low=0.5"], ["correction.low=0.5", "without algorithm.correction.name"]),
+        (["algorithm=tis", "algorithm.correction.low=0.5"], ["correction.low=0.5", "name=tis does not use it"]),
+        (
+            [f"algorithm.correction.{given}" for given in ("name=sequence-is", "cap=2", "high=3")],
+            ["correction.high=3", "name=sequence-is does not use it"],
+        ),
+        (
+            [f"algorithm.correction.{given}" for given in ("name=geometric-mask", "low=0.5", "high=2", "cap=2")],
+            ["correction.cap=2", "name=geometric-mask does not use it"],
+        ),
         (["engine.name=embedded", "engine.weights=disk"], ["engine.weights=disk", "without engine.name=vllm"]),
         (
             ["engine.name=vllm", "engine.weights=delta", "lora.rank=4", "lora.merge=false"],
@@ -79,12 +89,15 @@ def test_every_recipe_goes_together(name):
         (["algorithm.kl.coef=1", "algorithm.kl.target=1", "algorithm.kl.horizon=9"], ["kl.horizon=9", "192 episodes"]),
         (["algorithm=rloo", "algorithm.kl.gradient=k2"], ["kl.gradient=k2", "kl.place=loss"]),
         (["algorithm.overlong.buffer=3"], ["overlong.buffer=3", "overlong.length"]),
+        (["algorithm.overlong.factor=2"], ["overlong.factor=2", "without algorithm.overlong.length"]),
+        (["algorithm.overlong.baseline=false"], ["overlong.baseline=False", "without algorithm.overlong.mask"]),
         (["algorithm.overlong.length=3", "algorithm.overlong.buffer=4"], ["overlong.buffer=4", "at most"]),
         (["algorithm=maxrl", "algorithm.overlong.length=3"], ["advantage.name=maxrl", "overlong.length"]),
         (["algorithm=reinforce_pp", "algorithm.advantage.whiten=true"], ["whiten=true", "by itself"]),
         (["algorithm.advantage.whiten=true"], ["whiten=true", "without spread", "reinforce_pp_baseline"]),
         (["critic.alone_steps=3"], ["critic.alone_steps=3", "no critic", "gae"]),
         (["critic.path=/nowhere"], ["critic.path=/nowhere", "no critic"]),
+        (["algorithm=prime", "critic.clip=0.2"], ["critic.clip=0.2", "prime has no critic"]),
         (["algorithm=vapo", "trainer.steps=50"], ["critic.alone_steps=50", "never learns"]),
         (["algorithm=ppo", "critic.path=/nowhere"], ["critic.path=/nowhere", "config.json"]),
         (["reference.path=/nowhere"], ["reference.path=/nowhere", "kl.coef"]),
@@ -105,6 +118,22 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(overrides, words):
     assert found
     assert any(all(word in text for word in words) for text in found), found
     assert all("\n" not in text for text in found)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.overlong.mask=true", "algorithm.overlong.baseline=false"],
+        ["algorithm.overlong.length=3", "algorithm.overlong.factor=2"],
+        ["algorithm=icepop", "algorithm.correction.cap=2"],
+        ["algorithm.correction.name=seq-mask-tis", "algorithm.correction.low=0.5", "algorithm.correction.cap=2"],
+        ["algorithm.correction.name=sequence-mask", "algorithm.correction.low=0.5"],
+        ["algorithm.correction.name=math:fsum", *(f"algorithm.correction.{key}=1.5" for key in ("cap", "low"))],
+        ["algorithm=ppo", "critic.clip=0.2"],
+    ],
+)
+def test_what_is_used_is_accepted(overrides):
+    assert problems(*overrides) == []
 
 
 DIFFERING = ("gae", "bilevel_gae", "turn", "gigpo", "prime", "distill", "remax", "reinforce_pp")

@@ -42,6 +42,12 @@ def test_an_environment_is_chosen_in_any_form(form):
     assert compose([form]).env.id == "frozen_lake"
 
 
+def test_the_last_environment_counts_in_whatever_form():
+    for form in ("+env", "env.id"):
+        for last in ("+env", "env.id"):
+            assert compose([f"{form}=sokoban", f"{last}=frozen_lake"]) == compose(["+env=frozen_lake"])
+
+
 def test_the_environments_file_sets_defaults_of_other_sections_and_the_command_line_has_the_last_word():
     assert compose(["+env=frozen_lake"]).sft.episodes > 0
     config = compose(["sft.episodes=7", "+env=frozen_lake", "trainer.steps=3", "learner.lr=1e-4", "trainer.name=a b"])

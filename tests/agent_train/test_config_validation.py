@@ -162,6 +162,7 @@ def test_a_number_that_may_be_zero_may_be_zero(override, tmp_path):
         ("env.kwargs.siz=8", ["frozen_lake", "'siz'"]),
         ("sandbox=dokcer", ["sandbox=dokcer", "did you mean docker"]),
         ("sandbox=bubblewrap", ["sandbox=bubblewrap", "frozen_lake has no sandbox"]),
+        ("algorithm.credit=team", ["algorithm.credit=team", "frozen_lake has one agent, not players"]),
         ("trainer.name=a/b", ["trainer.name", "folder name"]),
         ("trainer.name=..", ["trainer.name", "folder name"]),
     ],
@@ -171,6 +172,11 @@ def test_a_value_that_cannot_be_run_is_refused(override, words, tmp_path):
     assert "\n" not in text
     for word in words:
         assert word in text
+
+
+@pytest.mark.parametrize("credit", ["team", "difference"])
+def test_players_may_earn_together(credit, tmp_path):
+    validate(settings(tmp_path, "env=tic_tac_toe_self", f"algorithm.credit={credit}"))
 
 
 @pytest.mark.bubblewrap
