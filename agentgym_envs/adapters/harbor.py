@@ -295,7 +295,7 @@ def _rewards(box: Sandbox, key: str) -> dict[str, float]:
         rewards = value if isinstance(value, dict) else {"reward": value}
         if not rewards or not all(isinstance(v, int | float) and math.isfinite(v) for v in rewards.values()):
             raise ValueError
-    except ValueError:
+    except (ValueError, OverflowError, RecursionError):  # an integer beyond a float's, JSON nested too deep
         raise ValueError(f"no number in {path}") from None
     if key not in rewards:
         raise ValueError(f"no reward {key!r} in {path}, which has {', '.join(map(str, rewards))}")

@@ -19,7 +19,8 @@ LONGEST_NUMBER = 300  # characters, and the largest power of ten; longer ones ar
 LONGEST_ANSWER = 500  # characters read of a stated answer
 
 # ---- numbers: 18  1,200  0.5  .5  -3  -$3  3/4  1 3/4  1.5e3  1.5 x 10^3
-_WHOLE = r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)"
+# More groups than a number may have; without a bound, a long list is read again to its end from each of its numbers.
+_WHOLE = r"(?:\d{1,3}(?:,\d{2,3}){0,99},\d{3}(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_WHOLE}(?:\.\d+)?|\.\d+)"
 _POWER = r"(?:[eE](?P<e>[-+]?\d+)|\s?(?:\*|[xX])\s?10(?:\^|\*\*)[{(]?(?P<ten>[-+]?\d+)[})]?)"
 _UNSIGNED = (
@@ -80,7 +81,7 @@ _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{
 _FRAC = re.compile(r"\\[dtc]?frac\s*(?:\{\s*+([^{}]{1,40}?)\s*\}|(\d))\s*(?:\{\s*+([^{}]{1,40}?)\s*\}|(\d))")
 _LATEX_SPACE = re.compile(r"\\(?:[()\[\],;:! ]|left\b|right\b|quad\b)")
 _NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\.?\d)", re.IGNORECASE)
-_ARROW = re.compile(r"[-=]+>")
+_ARROW = re.compile(r"(?<![-=])[-=]+>")
 # Not bounds: "<answer>18</answer>", and a line of a quotation.
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,40}>|^[ \t]*>(?=[ \t])", re.MULTILINE)
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")

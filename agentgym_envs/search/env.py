@@ -14,7 +14,7 @@ from agentgym.tools.text_forms import answer_in, call_text
 from agentgym.tools.toolset import ToolError, ToolSet
 from agentgym_envs.search.corpora import DATA, golds_of, load_questions, queries_of, require_bm25s
 from agentgym_envs.search.retrievers import Retriever, check_kind, open_retriever
-from agentgym_envs.settings import check_choice
+from agentgym_envs.settings import check_choice, check_number
 
 LONGEST_QUERY = 1_000  # characters
 MOST_SEARCHES = 5  # in one reply
@@ -55,10 +55,9 @@ class Search(Env):
         check_kind(retriever)
         if retriever == "bm25":
             require_bm25s()
-        if min(topk, passage_chars) < 1 or not timeout > 0:
-            raise ValueError(
-                f"topk and passage_chars must be at least 1 and timeout positive, not {topk}, {passage_chars}, {timeout}"
-            )
+        check_number("search: topk", topk, 1, 1_000_000, whole=True)
+        check_number("search: passage_chars", passage_chars, 1, 1_000_000_000, whole=True)
+        check_number("search: timeout", timeout, 0.001, 1_000_000)
         self._kind, self._corpus, self._timeout, self._backend = retriever, corpus, timeout, sandbox
         self._topk, self._passage_chars, self._reward = topk, passage_chars, reward
         self.sandbox_image = "search" if retriever == "sandbox" else None

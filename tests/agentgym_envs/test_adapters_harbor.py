@@ -118,6 +118,8 @@ def test_an_agent_that_breaks_the_tests_earns_nothing(folder):
         ("exit 1", "no reward file"),
         ("echo much > /logs/verifier/reward.txt", "no number in /logs/verifier/reward.txt"),
         ("echo nan > /logs/verifier/reward.txt", "no number in"),
+        ("""printf '{"reward": 1%0400d}' 0 > /logs/verifier/reward.json""", "no number in"),
+        ("printf '[%.0s' {1..100000} > /logs/verifier/reward.json", "no number in"),
         ("""echo '{"a": 1, "b": 0}' > /logs/verifier/reward.json""", "no reward 'reward' in .* which has a, b"),
     ],
 )

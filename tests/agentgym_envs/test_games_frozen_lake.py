@@ -186,7 +186,18 @@ def test_ten_turns_on_the_small_lake_and_more_on_larger_ones():
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("size", 2), ("size", 17), ("size", "4"), ("size", True), ("holes", -0.1), ("holes", 0.6), ("slippery", 1.5)],
+    [
+        ("size", 2),
+        ("size", 17),
+        ("size", "4"),
+        ("size", True),
+        ("holes", -0.1),
+        ("holes", 0.6),
+        ("slippery", 1.5),
+        ("shaping", "0.5"),
+        ("shaping", float("nan")),
+        ("shaping", float("inf")),
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(setting, value):
     with pytest.raises(ValueError, match=setting):

@@ -61,6 +61,31 @@ def test_the_last_whole_number_counts(reply, guess):
     assert told(begin(), reply) == where
 
 
+@pytest.mark.parametrize(
+    ("reply", "guess"),
+    [
+        ("1,234", 1234),
+        ("not 2,000 but 1,234.", 1234),
+        ("I guess 1,234, or more", 1234),
+        ("12,345", 12345),
+        ("600, 700", 700),
+        ("600,7000", 7000),
+        ("1,2,345", 345),
+        ("1,234.5", None),
+        ("2,345,678", None),
+    ],
+)
+def test_a_number_of_a_large_range_may_be_grouped_by_commas(reply, guess):
+    where = "invalid: answer with a number from 1 to 20000"
+    if guess is not None:
+        where = f"{guess} is too {'low' if guess < 7500 else 'high'}"
+    assert told(begin("1 20000 7500", max_turns=20), reply) == where
+
+
+def test_a_list_in_a_range_below_a_thousand_is_a_list():
+    assert told(begin("100 999 500"), "100,200") == "200 is too low"
+
+
 @pytest.mark.parametrize("level", ["1 100 42", "90 109 100", "0 3 0"])
 def test_the_opening_tells_the_range_and_so_does_a_refusal(level):
     low, high, _ = level.split()

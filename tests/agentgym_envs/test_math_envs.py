@@ -222,6 +222,11 @@ class TestGSM8K:
         for reply, reward in [("#### 18", 1.25), ("#### 19", 0.25), ("18", 1.0), ("19", 0.0)]:
             assert started("gsm8k", format_reward=0.25).step(reply)[1] == reward
 
+    @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "0.25", True])
+    def test_its_reward_is_a_number(self, wrong):
+        with pytest.raises(ValueError, match="gsm8k: format_reward must be a number"):
+            agentgym.make("gsm8k", format_reward=wrong)
+
     def test_answers_may_be_numbers_and_questions_of_many_messages(self):
         shots = [
             {"role": "system", "content": "Ünï"},

@@ -324,7 +324,18 @@ class TestAnswer:
             assert f"({id})" in env.step(call("otter"))[0][0]["content"]
 
     @pytest.mark.parametrize(
-        "setting", [{"reward": "rouge"}, {"topk": 0}, {"passage_chars": 0}, {"timeout": 0}, {"retriever": "bm26"}]
+        "setting",
+        [
+            {"reward": "rouge"},
+            {"topk": 0},
+            {"topk": 2.5},
+            {"topk": "3"},
+            {"passage_chars": 0},
+            {"passage_chars": 2.5},
+            {"timeout": 0},
+            {"timeout": float("inf")},
+            {"retriever": "bm26"},
+        ],
     )
     def test_an_impossible_setting_is_refused(self, setting):
         with pytest.raises(ValueError, match="must be"):

@@ -89,6 +89,7 @@ class FrozenLake(Env):
     ):
         check_settings(size, holes)
         check_number("frozen_lake: slippery", slippery, 0, 1)
+        check_number("frozen_lake: shaping", shaping, -100, 100)
         check_choice("frozen_lake: view", view, ("map", "near"))
         if tasks is None:
             tasks = self.default_tasks("train", size=size, holes=holes)

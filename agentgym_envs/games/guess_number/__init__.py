@@ -15,6 +15,7 @@ from agentgym_envs.splits import generated_tasks, level_of
 
 MOST = 999_999
 _LEVEL = re.compile(r"([0-9]{1,6}) ([0-9]{1,6}) ([0-9]{1,6})")
+_GROUPED = re.compile(r"(?<![\w.])(?<![0-9],)[0-9]{1,3}(?:,[0-9]{3})+(?!\w|,[0-9])")  # 1,234
 _NUMBER = re.compile(r"(?<![\w.])[0-9]{1,6}(?!\w|\.[0-9])")
 
 
@@ -64,7 +65,10 @@ class GuessNumber(Env):
         return [user(f"Guess a number from {self._told()} in {self.max_turns} turns. Answer with one number.")], {}
 
     def step(self, action: Action) -> Step:
-        found = _NUMBER.findall(self.read(action))
+        text = self.read(action)
+        if self._range[-1] >= 1000:  # else "100,200" can only be a list
+            text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), text)
+        found = _NUMBER.findall(text)
         guess = int(found[-1]) if found else -1
         if guess not in self._range:
             self._invalid += 1

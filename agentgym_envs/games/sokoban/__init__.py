@@ -9,6 +9,7 @@ from agentgym.core.tasks import Task, TaskSet
 from agentgym_envs.games.grid import DIRECTIONS, LEGAL, read_direction
 from agentgym_envs.games.sokoban.levels import boxoban_levels, check_settings, generated_levels, longest
 from agentgym_envs.games.sokoban.room import drawn, moved, parse_level, solve
+from agentgym_envs.settings import check_number
 from agentgym_envs.splits import level_of
 
 RULES = (
@@ -33,6 +34,7 @@ class Sokoban(Env):
         render_mode: str | None = None,
     ):
         check_settings(size, boxes, walls)
+        check_number("sokoban: shaping", shaping, -100, 100)
         if tasks is None:
             tasks = self.default_tasks("train", size=size, boxes=boxes, walls=walls, levels=levels)
         if max_turns is None:

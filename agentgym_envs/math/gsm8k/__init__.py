@@ -8,6 +8,7 @@ from agentgym.core.tasks import TaskSet
 from agentgym_envs.math.answers import final_answer, hashes_answer, number_of
 from agentgym_envs.math.arithmetic import written
 from agentgym_envs.math.word_problems import ProblemEnv
+from agentgym_envs.settings import check_number
 
 
 class GSM8K(ProblemEnv):
@@ -17,6 +18,7 @@ class GSM8K(ProblemEnv):
     instruction = 'Think step by step. Put the final answer, as a number alone, at the end after "####".'
 
     def __init__(self, format_reward: float = 0.0, tasks: TaskSet | None = None, render_mode: str | None = None):
+        check_number("gsm8k: format_reward", format_reward, -100, 100)
         super().__init__(tasks=tasks, render_mode=render_mode)
         self.format_reward = float(format_reward)
 

@@ -34,6 +34,15 @@ class Cursed(Parity):
         raise KeyError("why")
 
 
+class Unchecked(Parity):
+    """Compares a setting without a look at its type."""
+
+    def __init__(self, rows=1, **kwargs):
+        super().__init__(**kwargs)
+        if rows < 1:
+            raise ValueError
+
+
 class Uninstalled(Parity):
     def __init__(self, **kwargs):
         import nowhere_to_be_found  # noqa: F401
@@ -63,7 +72,7 @@ def registered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    for env in (Parity, Broken, Dead, Cursed, Uninstalled, Loud):
+    for env in (Parity, Broken, Dead, Cursed, Unchecked, Uninstalled, Loud):
         register(f"test/{env.__name__.lower()}", env)
     register("test/needy", Needy, needs=["nowhere_to_be_found:acme[found]"])
     yield
@@ -182,6 +191,20 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
     assert len(read_cell(Path("r/episodes/test-parity@expert.jsonl"))) == 20
 
 
+@pytest.mark.parametrize(("option", "bad", "least"), [("concurrency", -1, 1), ("retries", -1, 0)])
+def test_a_value_that_is_refused_is_not_stored(option, bad, least, capsys):
+    assert main(["eval", "test/parity", "--policy", "expert", "-n", "2", "--out", "r"]) == 0
+    stored = Path("r/run.json").read_text()
+    assert main(["eval", "--resume", "r", f"--{option}", str(bad)]) == 2
+    assert f"{option} must be at least {least}, not {bad}" in capsys.readouterr().err
+    assert Path("r/run.json").read_text() == stored
+    assert main(["eval", "--resume", "r"]) == 0
+    record = json.loads(stored)
+    Path("r/run.json").write_text(json.dumps({**record, "settings": {**record["settings"], option: bad}}))
+    assert main(["eval", "--resume", "r", f"--{option}", "1"]) == 0, "a folder that holds such a value is of use again"
+    assert main(["eval", "--resume", "r"]) == 0
+
+
 # ---- mistakes
 
 
@@ -237,8 +260,8 @@ def test_a_limit_is_exit_code_3_and_more_of_it_goes_on(capsys):
         (["test/parity", "--policy", "expert", "--kwargs", "[]"], "must be a JSON object"),
         (["frozen_lake", "--policy", "expert", "--kwargs", '{"tasks": ["a"]}'], "tasks must be a TaskSet, not a list"),
         (
-            ["search", "--policy", "expert", "--kwargs", '{"topk": "3"}'],
-            "search: cannot be made with {'topk': '3'}: '<' not",
+            ["test/unchecked", "--policy", "expert", "--kwargs", '{"rows": "3"}'],
+            "test/unchecked: cannot be made with {'rows': '3'}: '<' not",
         ),
         (["test/parity", "--policy", "expert", "-n", "some"], "a whole number or all, not 'some'"),
         (["test/parity", "--policy", "expert", "--time-limit", "soon"], "a time: 90, 90s, 10m, 2h, not 'soon'"),
