@@ -76,7 +76,9 @@ def problem_of(message: object) -> str | None:
         return None if message["role"] == "assistant" else "content is missing"
     if isinstance(content, str):
         return None
-    parts = content if isinstance(content, Sequence) else [None]
-    if all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts):
-        return None
-    return f"content must be text or a list of typed parts, not {type(content).__name__}"
+    parts: Sequence[Any] = content if isinstance(content, Sequence) else [None]
+    if not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts):
+        return f"content must be text or a list of typed parts, not {type(content).__name__}"
+    texts = [part.get("text", "") for part in parts if part["type"] == "text"]
+    odd = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
+    return None if odd is None else f"the text of a content part must be a string, not {odd}"

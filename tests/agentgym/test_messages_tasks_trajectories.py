@@ -61,6 +61,10 @@ def test_samples_are_in_their_space_and_repeat_by_seed(space):
         ({"role": "user"}, "content is missing"),
         ({"role": "user", "content": 3}, "not int"),
         ({"role": "user", "content": ["x"]}, "list of typed parts"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": None}]},
+            "a content part must be a string, not NoneType",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_message_is_said(message, words):
@@ -73,6 +77,8 @@ def test_an_action_is_text_or_an_assistant_message():
     assert assistant(call) is not call
     with pytest.raises(ValueError, match="role is 'user'"):
         assistant(user("x"))
+    with pytest.raises(ValueError, match="text of a content part"):
+        assistant({"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": 3}]})
     with pytest.raises(TypeError, match="not int"):
         assistant(3)
 

@@ -283,10 +283,9 @@ class GuestSandbox:
         return self._parts("read", path, limit)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        content = _utf_8(data) if isinstance(data, str) else data
         for begin in range(0, max(len(content), 1), PART):
-            last = begin + PART >= len(content)
-            call = {"do": "write", "path": path, "mode": mode, "part": begin, "last": last}
+            call = {"do": "write", "path": path, "mode": mode, "part": begin, "last": begin + PART >= len(content)}
             self.call(call, content[begin : begin + PART], timeout=FILE_TIMEOUT, path=path)
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
@@ -434,11 +433,7 @@ class GuestSession:
         if self._kind == "shell":
             if "\0" in text:
                 raise ValueError("a shell's command cannot hold a zero byte")
-            command = f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n"
-            try:
-                data = command.encode("utf-8", "surrogateescape")
-            except UnicodeEncodeError:  # half of a surrogate pair, which a model may write
-                data = command.encode("utf-8", "surrogatepass")
+            data = _utf_8(f"__agentgym {self._last}\neval {shlex.quote(text)} </dev/null 3>&-\nprintf '%s\\0' $? >&3\n")
         else:
             data = text.encode("utf-8", "surrogatepass")
             data = len(data).to_bytes(4, "big") + data
@@ -466,6 +461,13 @@ class GuestSession:
         if self.alive:
             self._sandbox.call({"do": "drop", "session": self._number}, timeout=GRACE)
         self._over = True
+
+
+def _utf_8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair, which a model may write
+        return text.encode("utf-8", "surrogatepass")
 
 
 def result_of(header: Header, payload: bytes) -> tuple[ExecResult, bytes]:

@@ -212,6 +212,11 @@ class TestFiles:
         sandbox.write("/tmp/text", "snow \N{SNOWMAN}")
         assert sandbox.read("/tmp/text") == "snow \N{SNOWMAN}".encode()
 
+    @pytest.mark.parametrize(("text", "data"), [("a\ud800b", b"a\xed\xa0\x80b"), ("a\udcffb", b"a\xffb")])
+    def test_half_of_a_surrogate_pair_and_bytes_that_are_no_text_are_written(self, sandbox, text, data):
+        sandbox.write("odd", text)
+        assert sandbox.read("odd") == data
+
     @pytest.mark.parametrize("path", ["a/b/c.txt", "/workspace/a/b/c.txt", "/tmp/../workspace/a/b/c.txt"])
     def test_folders_are_made(self, sandbox, path):
         sandbox.write(path, "x", mode=0o600)
