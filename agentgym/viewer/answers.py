@@ -13,10 +13,10 @@ from agentgym.evaluate.compare import compare_all
 from agentgym.evaluate.results import EpisodeNumbers
 from agentgym.storage.jsonl import finite
 from agentgym.storage.locks import lock_held
-from agentgym.viewer.index import EpisodeFile
+from agentgym.viewer.index import EpisodeFile, is_inside
 from agentgym.viewer.query import Query
 from agentgym.viewer.rows import EpisodeRow, episode_numbers, means_of, result_of, summaries_of
-from agentgym.viewer.run import STEP, Run, Runs, agent_name, is_inside, newest, object_in, text_in
+from agentgym.viewer.run import STEP, Run, Runs, agent_name, newest, object_in, text_in
 
 # How long an answer waits for what is being read; then it is of what was read so far.
 PATIENCE = 0.4

@@ -188,7 +188,7 @@ class EpisodeFile(GrowingFile):
 
 
 class MetricsFile(GrowingFile):
-    """The records of `metrics.jsonl`; a file that is not there has none."""
+    """The records of `metrics.jsonl` in a resolved folder; a file that is not there, or a link out of the folder, has none."""
 
     def forget(self) -> None:
         super().forget()
@@ -201,13 +201,21 @@ class MetricsFile(GrowingFile):
 
     def updated(self) -> list[dict[str, Any]]:
         """All records, after a look at what was appended."""
-        if self.path.exists() and self.changed():
+        if self.path.exists() and is_inside(self.path, self.path.parent) and self.changed():
             self.update()
         return self.records
 
 
 def _signature(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """True if a path, with links resolved, is inside a resolved folder."""
+    try:
+        return path.resolve().is_relative_to(folder)
+    except (OSError, RuntimeError):
+        return False
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentgym.core.usage_error import UsageError
-from agentgym.viewer.index import BackgroundThread, EpisodeFile, MetricsFile, NotServed, open_regular, parsed
+from agentgym.viewer.index import BackgroundThread, EpisodeFile, MetricsFile, NotServed, is_inside, open_regular, parsed
 from agentgym.viewer.query import Found, Query, TextSearch, find
 from agentgym.viewer.rows import EpisodeRow
 
@@ -125,11 +125,11 @@ class Run:
         return [(file, row) for file, row in found if search.has(file, row.start)], search.share(files)
 
     def strays(self) -> list[str]:
-        """Files that its folders or `run.json` name and that lie elsewhere or are no plain files."""
+        """`run.json`, and files that it or the folders name, that lie elsewhere or are no plain files."""
         named = [str(cell.get("file", "")) for cell in self.cells]
         folder = FOLDERS[self.kind]
         here = [f"{folder}/{path.name}" for path in (self.path / folder).glob("*.jsonl")]
-        paths = {name: self.path / name for name in (folder, *named, *here)}
+        paths = {name: self.path / name for name in ("run.json", folder, *named, *here)}
         return [
             name
             for name, path in paths.items()
@@ -178,14 +178,6 @@ def read_all(files: Iterable[EpisodeFile]) -> None:
 def agent_name(cell: dict[str, Any]) -> str:
     agent = cell.get("agent")
     return str(agent.get("name", "")) if isinstance(agent, dict) else ""
-
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """True if a path, with links resolved, is inside a resolved folder."""
-    try:
-        return path.resolve().is_relative_to(folder)
-    except (OSError, RuntimeError):
-        return False
 
 
 def small_file(folder: Path, name: str) -> bytes:

@@ -11,7 +11,7 @@ from agentgym.core.trajectory import write_jsonl
 from agentgym.core.usage_error import UsageError
 from agentgym.storage import locks
 from agentgym.storage.files import write_json, write_text
-from agentgym.viewer.answers import details, metrics, summary
+from agentgym.viewer.answers import BadRequest, compare, details, metrics, summary
 from agentgym.viewer.index import NotServed
 from agentgym.viewer.run import Runs, roots_of, run_folders
 
@@ -252,10 +252,28 @@ def test_links_within_a_run_lead_nowhere_else(tmp_path):
     (tmp_path / "config.yaml").write_text("key: hidden")
     (other / "config.yaml").symlink_to(tmp_path / "config.yaml")
     assert read(seen(tmp_path / "runs")["train"])["config"] is None
+    (other / "metrics.jsonl").unlink()
+    (tmp_path / "credentials.json").write_text('{"kind": "eval", "key": "hidden"}\n')
+    (other / "metrics.jsonl").symlink_to(tmp_path / "credentials.json")
+    (other / "config.yaml").unlink()
+    (other / "config.yaml").write_text("env:\n  id: frozen_lake\n")
+    runs = Runs(roots_of([tmp_path / "runs"]))
+    assert metrics(runs, "train", {})["records"] == []
+    assert details(runs.get("train"))["episodes"] == 0
     episodes = inside / "episodes"
     episodes.rename(tmp_path / "elsewhere")
     episodes.symlink_to(tmp_path / "elsewhere")
     assert read(seen(tmp_path / "runs")["run"])["episodes"] == 0
+
+
+def test_a_run_whose_manifest_lies_elsewhere_is_not_compared(tmp_path):
+    run = write_evaluation(tmp_path / "runs" / "run", [("frozen_lake", "expert")], n=1, k=1)
+    runs = Runs(roots_of([tmp_path / "runs"]))
+    assert compare(runs, {"a": "run", "b": "run"})["cells"]
+    (run / "run.json").rename(tmp_path / "run.json")
+    (run / "run.json").symlink_to(tmp_path / "run.json")
+    with pytest.raises(BadRequest, match=r"run\.json is not a regular file inside the run"):
+        compare(runs, {"a": "run", "b": "run"})
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
