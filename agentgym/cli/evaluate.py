@@ -216,12 +216,12 @@ def _resumed(args: argparse.Namespace) -> Suite:
         told = f"leave out {asked[0]}, or repeat the whole command with --out {args.resume} in place of --resume"
         raise UsageError(f"--resume uses the options stored in the folder: {told}")
     find_modules(args.resume)
-    suite = suite_in(args.resume)
-    limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
     given = _given(args, ("concurrency", "retries"))
     if args.prices is not None:
         given["prices"] = Prices.load(args.prices)
-    return replace(suite, limits=limits, budget=budget, **given)
+    suite = suite_in(args.resume, **given)
+    limits, budget = limits_of(_limits(args), suite.limits, suite.budget)
+    return replace(suite, limits=limits, budget=budget)
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:

@@ -106,6 +106,14 @@ def read_values(path: Path) -> Any:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
             return node
 
+    # A date stays text, and a tag that asks for what JSON does not have is refused: the values are stored as JSON.
+    other = {f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "binary", "set", "omap", "pairs")}
+    Loader.yaml_implicit_resolvers = {
+        start: [(tag, words) for tag, words in found if tag not in other]
+        for start, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.yaml_constructors = {k: v for k, v in yaml.SafeLoader.yaml_constructors.items() if k not in other}
+
     text = read_text(path)
     try:
         return json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader)

@@ -140,8 +140,9 @@ def open_store(
             "settings": settings,
             "prices": prices,
         }
-        (path / "episodes").mkdir(exist_ok=True)
+        # In this order: killed in between, it leaves a folder that the next start takes up.
         write_json(path / "run.json", record)
+        (path / "episodes").mkdir(exist_ok=True)
     except BaseException:
         os.close(lock)
         raise

@@ -66,7 +66,10 @@ _AGENTS: dict[str, Callable[..., AgentSpec]] = {
 
 @dataclass(frozen=True)
 class Suite:
-    """Cells, and how they are played; see `run.run_plan`. The run's folder has its name by default."""
+    """Cells, and how they are played; see `run.run_plan`. The run's folder has its name by default.
+
+    Raises ValueError for a concurrency or retries that nothing can be played with, before a run's folder holds them.
+    """
 
     name: str
     cells: tuple[Cell, ...]
@@ -75,6 +78,9 @@ class Suite:
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
     prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(vars(self), concurrency=1, retries=0)
 
 
 def read_suite(path: Path) -> dict[str, Any]:
@@ -116,19 +122,19 @@ def suite_of(record: Mapping[str, Any], find: Callable[[str], EnvSpec] = spec) -
         raise ValueError(f"{name} is there twice: give one of the environments another name:")
     prices = Prices.load(record["prices"]) if record.get("prices") else None
     limits, budget = limits_of(record.get("limits") or {}, Limits(), Budget())
-    _at_least(record, concurrency=1, retries=0)
     counts: dict[str, Any] = {key: record[key] for key in ("concurrency", "retries") if record.get(key) is not None}
     name = record.get("name") or cells[0].name
     return Suite(name, cells, limits=limits, budget=budget, prices=prices, **counts)
 
 
-def suite_in(path: Path) -> Suite:
-    """The suite that a run folder was made for, to go on with it."""
+def suite_in(path: Path, **given: Any) -> Suite:
+    """The suite that a run folder was made for, to go on with it. `given`: values in place of those of its last start."""
     record = read_run(path)
     settings, prices = record["settings"], record["prices"] and Prices.from_json(record["prices"])
     cells = tuple(cell for cell, _ in cells_of(path, record))
     limits, budget = Limits(**settings["limits"]), Budget(**settings["budget"])
-    return Suite(record["name"], cells, settings["concurrency"], settings["retries"], limits, budget, prices)
+    counts = {name: settings[name] for name in ("concurrency", "retries")}
+    return Suite(record["name"], cells, **{**counts, "limits": limits, "budget": budget, "prices": prices, **given})
 
 
 def _agent_of(entry: Any) -> AgentSpec:

@@ -155,14 +155,20 @@ def test_environments_may_be_asynchronous():
     [
         (PARITY, {"n": 0}, "at least 1"),
         (PARITY, {"k": 0}, "at least 1"),
+        (PARITY, {"concurrency": 0}, "concurrency must be at least 1"),
+        (PARITY, {"retries": -1}, "retries must be at least 0"),
         (PARITY, {"split": "tset"}, "no split 'tset'"),
         (EnvSpec("t", f"{__name__}:Twins"), {}, "two tasks have the id 'a'"),
         (EnvSpec("r", f"{__name__}:Renamed"), {}, "reports task 'mine-"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(env, more, words):
+def test_what_cannot_be_counted_is_refused(env, more, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         asyncio.run(evaluate(env, lambda e: ExpertPolicy(), **more))
+    if not words.startswith("reports"):  # which only the play shows
+        with pytest.raises(ValueError, match=words):
+            asyncio.run(evaluate(env, lambda e: ExpertPolicy(), out=tmp_path / "r", **more))
+        assert not (tmp_path / "r").exists()
 
 
 # ---- a plan

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentgym.core.registration import EnvSpec
 from agentgym.core.trajectory import Trajectory, Turn
+from agentgym.evaluate import store as store_module
 from agentgym.evaluate.agents import built_in, chat
 from agentgym.evaluate.plan import Cell
 from agentgym.evaluate.store import Store, StoreError, effective, open_store, read_cell, read_run, scan
@@ -248,6 +249,22 @@ def test_a_start_that_died_before_it_wrote_anything_can_be_repeated(tmp_path):
     (tmp_path / ".run.json.1.tmp").write_text("{")
     with opened(tmp_path) as store:
         assert isinstance(store, Store)
+
+
+@pytest.mark.parametrize("step", ["write_json", "mkdir"])
+def test_a_start_that_died_in_the_middle_of_its_first_steps_can_be_repeated(step, tmp_path, monkeypatch):
+    """A disk that is full stands for a kill: it leaves the same."""
+
+    def full(path, *args, **kwargs):
+        if path != tmp_path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module if step == "write_json" else type(tmp_path), step, full)
+        with pytest.raises(OSError, match="No space left"):
+            opened(tmp_path)
+    with opened(tmp_path):
+        assert (tmp_path / "episodes").is_dir()
 
 
 HOLDER = """

@@ -1,5 +1,6 @@
 """A suite's file: what it means, and one line for what is wrong in it."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -118,6 +119,10 @@ def test_the_shipped_example_is_a_suite():
         ("agents: [{model: m, base_url: b, timeout: 2m}]\nenvs: [frozen_lake]", "timeout must be a number, not '2m'"),
         ("agents: [{model: m, base_url: b, stream: 1}]\nenvs: [frozen_lake]", "stream must be true or false, not 1"),
         ("agents: [{model: m, base_url: b, extra: 4}]\nenvs: [frozen_lake]", "extra must be a table, not 4"),
+        (
+            "agents: [{model: m, base_url: b, extra: {a: !!binary aGk=}}]\nenvs: [frozen_lake]",
+            "small.yaml:1: could not determine a constructor for the tag 'tag:yaml.org,2002:binary'",
+        ),
         ("agents: [{script: 4}]\nenvs: [frozen_lake]", "script must be a text, not 4"),
         ("agents: [expert]\nenvs: [{id: frozen_lake, agents: [[expert]]}]", "no agent ['expert']"),
         ("agents: [3]\nenvs: [frozen_lake]", "an agent is a table with"),
@@ -135,6 +140,14 @@ def test_mistakes_are_one_line_that_names_what_was_meant(written, text, words):
     with pytest.raises(ValueError, match=re.escape(words)) as refused:
         suite_of(read_suite(written(text)))
     assert "\n" not in str(refused.value)
+
+
+def test_a_date_is_text_that_can_be_stored(written):
+    extra = "{since: 2020-01-01, at: 2020-01-01 10:00:00, 2021-02-03: [1, 1.5, null, true]}"
+    text = f"agents: [{{model: m, base_url: b, extra: {extra}}}]\nenvs: [frozen_lake]"
+    [cell] = suite_of(read_suite(written(text))).cells
+    found = json.loads(json.dumps(cell.to_json()))["agent"]["settings"]["extra"]
+    assert found == {"since": "2020-01-01", "at": "2020-01-01 10:00:00", "2021-02-03": [1, 1.5, None, True]}
 
 
 def test_a_table_may_take_keys_of_others_and_replace_them(written):
