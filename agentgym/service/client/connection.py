@@ -139,7 +139,12 @@ async def get(
     timeout, ssl = aiohttp.ClientTimeout(total=seconds), address.tls() or True
     headers, name = address.headers() if headers is None else headers, address.server_hostname
     async with http.get(f"{server}{path}", headers=headers, timeout=timeout, ssl=ssl, server_hostname=name) as answer:
-        return answer.status, await answer.read()
+        received = bytearray()
+        async for part in answer.content.iter_any():
+            received += part
+            if len(received) > LARGEST_ANSWER:
+                raise OSError(f"it sends more than {LARGEST_ANSWER >> 20} MiB")
+        return answer.status, bytes(received)
 
 
 async def open_websocket(

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import http.client
+import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -54,12 +56,34 @@ def _record_at(address: Address) -> dict[str, Any]:
     with contextlib.suppress(NotFound):  # the others that are served may take long to make
         answer = ask(address, address.path, seconds=MAKING_SECONDS)
         if isinstance(answer, dict) and answer.get("id") == address.env:
-            return answer
+            try:
+                return _record(answer)
+            except TypeError as error:
+                raise Unavailable(f"{address}: GET {address.path} gives no environment: {error}") from error
     known = records_at(address)
     if address.env not in known:
         hint = instead(address.env, known)
         raise NotFound(f"{address.servers[0]} serves no environment {address.env!r}{hint}")
     return known[address.env]
+
+
+def _record(told: Any) -> dict[str, Any]:
+    """A server's record of an environment, in which a null in place of tags, splits or kwargs is left out.
+
+    Raises TypeError if a program could not read it.
+    """
+    record = {k: v for k, v in dict(told).items() if v is not None or k not in ("tags", "splits", "kwargs")}
+    tags, splits, kwargs = record.get("tags", []), record.get("splits", {}), record.get("kwargs", {})
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise TypeError(f"its tags are no list of texts: {tags!r:.100}")
+    if not isinstance(splits, dict):
+        raise TypeError(f"its splits are no table: {splits!r:.100}")
+    for split, about in splits.items():
+        if not isinstance(about, dict) or type(about.get("size")) is not int:
+            raise TypeError(f"its split {split!r:.50} has no size: {about!r:.100}")
+    if not isinstance(kwargs, dict):
+        raise TypeError(f"its kwargs are no table: {kwargs!r:.100}")
+    return record
 
 
 def told_of(spec: EnvSpec, split: str) -> dict[str, Any]:
@@ -87,9 +111,9 @@ def records_at(address: Address) -> dict[str, dict[str, Any]]:
     """The servers' records of all their environments by id. The address's `env` may be "". Raises `Unavailable`."""
     answer = ask(address, "/envs")
     try:
-        return {str(env["id"]): dict(env) for env in answer["envs"]}
+        return {str(env["id"]): _record(env) for env in answer["envs"]}
     except (TypeError, KeyError, ValueError) as error:
-        raise Unavailable(f"{address}: GET /envs gives no list of environments: {answer!s:.100}") from error
+        raise Unavailable(f"{address}: GET /envs gives no list of environments ({error}): {answer!s:.100}") from error
 
 
 def tasks_at(address: Address, split: str) -> TaskSet:
@@ -192,19 +216,51 @@ def fetch(
     with contextlib.closing(connection):
         connection.connect()
         connection.sock.settimeout(seconds)
+        connection.response_class = functools.partial(_Answer, seconds)  # type: ignore[assignment]
         connection.request("GET" if body is None else "POST", parts.path + target, body, {**_JSON, **headers})
         answer = connection.getresponse()
-        until = time.monotonic() + 3 * seconds
         received = bytearray()
         while part := answer.read1(1 << 20):
             received += part
             if len(received) > LARGEST:
                 raise ValueError(f"it sends more than {LARGEST >> 20} MiB")
-            if time.monotonic() > until:
-                raise TimeoutError(f"its answer was not whole after {3 * seconds:g} s")
         if answer.length:
             raise ValueError(f"its answer lacks {answer.length} bytes")
     return answer.status, bytes(received)
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer of which no read waits longer than `seconds`, and all of them together three times as long."""
+
+    def __init__(self, seconds: float, sock: socket.socket, *args: Any, **kwargs: Any):
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_InTime(self.fp.detach(), sock, seconds))
+
+
+class _InTime(io.RawIOBase):
+    """What a socket receives. A server that sends a byte at a time keeps to the limit of each wait: so all of them have one."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, seconds: float):
+        self._raw, self._sock, self._seconds = raw, sock, seconds
+        self._until = time.monotonic() + 3 * seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._until - time.monotonic()
+        if left > 0:
+            self._sock.settimeout(min(self._seconds, left))
+            try:
+                return self._raw.readinto(buffer)
+            except TimeoutError:
+                if time.monotonic() < self._until:
+                    raise
+        raise TimeoutError(f"its answer was not whole after {3 * self._seconds:g} s")
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def why_not(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -88,6 +90,57 @@ def test_tags_choose(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("agentgym list: no environment has the tag 'gamee': did you mean game? There are ")
+
+
+@pytest.fixture
+def told():
+    """What a server at `url` tells at each path: a double, as no real one tells such things."""
+    answers = {}
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = json.dumps(answers.get(self.path)).encode()
+            self.send_response(200 if self.path in answers else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    answers["url"] = f"http://127.0.0.1:{server.server_port}"
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"tags": 3}, "its tags are no list of texts: 3"),
+        ({"splits": {"test": {}}}, "its split 'test' has no size: {}"),
+        ({"splits": [1]}, "its splits are no table: [1]"),
+        ({"kwargs": [1]}, "its kwargs are no table: [1]"),
+    ],
+)
+def test_a_server_whose_records_are_none_is_told_in_one_line(record, words, told, capsys, tmp_path):
+    told |= {"/health": {}, "/envs": {"envs": [{"id": "x", **record}]}, "/envs/x": {"id": "x", **record}}
+    play = ["eval", f"{told['url']}/x", "--policy", "random", "--out", str(tmp_path / "r")]
+    for command in (["list", told["url"]], ["list", told["url"], "--tag", "a"], play):
+        assert main(command) == 2
+        said = capsys.readouterr()
+        assert words in said.err
+        assert (said.err.count("\n"), said.out) == (1, "")
+
+
+def test_a_server_may_tell_nothing_of_an_environment(told, capsys):
+    told["/envs"] = {"envs": [{"id": "x", "tags": None, "splits": None, "kwargs": None}]}
+    assert main(["list", told["url"]]) == 0
+    assert f"{told['url']}/x" in capsys.readouterr().out
+    assert main(["list", told["url"], "--tag", "a"]) == 0
+    assert f"{told['url']}/x" not in capsys.readouterr().out
 
 
 def test_a_need_is_written_in_one_of_two_ways():

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from agentgym.policies.base import ExpertPolicy, ScriptedPolicy
 from agentgym.rollout.episode import Episode, Limits, close_env, run_episode, run_many
 from agentgym.service.client import balance, connection, lookup
 from agentgym.service.client import session_client as client
-from agentgym.service.client.address import SessionLost, Unavailable
+from agentgym.service.client.address import SessionLost, Unavailable, parse
 from agentgym.service.client.connection import difference
 from agentgym.service.protocol.frames import ServiceLimits
 from agentgym.service.server.env_server import EnvServer
@@ -180,6 +181,102 @@ def test_a_server_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ]:
         assert main(["list", url]) == 2
         assert words in capsys.readouterr().err
+
+
+ODD = [
+    ({"tags": 3}, "its tags are no list of texts: 3"),
+    ({"tags": [["a"]]}, "its tags are no list of texts"),
+    ({"splits": [1]}, r"its splits are no table: \[1\]"),
+    ({"splits": {"test": None}}, "its split 'test' has no size: None"),
+    ({"splits": {"test": {}}}, "its split 'test' has no size: {}"),
+    ({"splits": {"test": {"size": "9"}}}, "its split 'test' has no size"),
+    ({"kwargs": [1]}, r"its kwargs are no table: \[1\]"),
+]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(("record", "words"), ODD)
+def test_a_record_that_is_none_makes_a_server_unavailable(
+    record: dict[str, Any], words: str, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(address: Any, path: str, **limits: Any) -> Any:
+        if listed and path != "/envs":
+            raise lookup.NotFound(path)
+        return {"envs": [{"id": "x", **record}]} if listed else {"id": "x", **record}
+
+    monkeypatch.setattr(lookup, "ask", ask)
+    with pytest.raises(Unavailable, match=f"x at http://h:1: GET /envs.*{words}"):
+        agentgym.make("http://h:1/x")
+
+
+def test_what_a_record_has_no_value_for_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = {"tags": None, "splits": None, "kwargs": None}
+    monkeypatch.setattr(lookup, "ask", lambda *args, **limits: {"id": "x", "max_turns": None, **empty})
+    remote = spec("http://h:1/x")
+    assert lookup.record_of(parse("http://h:1/x")) == {"id": "x", "max_turns": None}
+    assert lookup.told_of(remote, "test") == {}
+    assert lookup.held(remote) is remote
+
+
+# A server that sends without an end.
+
+
+@contextlib.contextmanager
+def dripping(start: bytes) -> Iterator[str]:
+    """The URL of a server that sends this, and then a byte at a time for as long as somebody reads."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = listening.accept()
+                with client:
+                    client.recv(1 << 16)
+                    client.sendall(start)
+                    while True:
+                        client.sendall(b"a")
+                        time.sleep(0.02)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"", HEAD + b"X-Of: ", HEAD + b"\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"],
+    ids=["status", "head", "body", "chunk"],
+)
+def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(start: bytes) -> None:
+    with dripping(start) as url, pytest.raises(TimeoutError, match="its answer was not whole after 6 s"):
+        lookup.fetch(parse(f"{url}/x"), url, "/health", {}, seconds=2.0)
+
+
+def test_a_server_that_says_nothing_is_given_up_after_one_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="timed out"):
+            lookup.fetch(parse(f"{url}/x"), url, "/health", {}, seconds=2.0)
+
+
+def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(lookup, "LARGEST", 1 << 20)
+    server = FaultyServer(spec("frozen_lake"))
+    with running(server):
+        address = parse(server.url)
+        [url] = address.servers
+        for size, enough in ((1 << 19, True), (1 << 21, False)):
+            server.load["filling"] = "a" * size
+            refused = contextlib.nullcontext() if enough else pytest.raises(Exception, match="it sends more than 1 MiB")
+            with refused:
+                assert asyncio.run(connection.get(address, url, "/ready", 10.0))[0] == 200
+            with refused:
+                assert lookup.fetch(address, url, "/ready", {})[0] == 200
 
 
 # A server that hangs: SIGSTOP to all its processes.
