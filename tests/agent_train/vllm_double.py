@@ -11,7 +11,10 @@ import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from types import SimpleNamespace
 from typing import Any
+
+import ray
 
 from agent_train.config.schema import EngineConfig
 from agent_train.engine import servers, vllm
@@ -143,9 +146,6 @@ class Machine(Servers):
 
         return ServerDouble(number, start, self.options[number])
 
-    async def _launch(self, server: Server) -> None:
-        server.url = await server.call("launch_for", "home")
-
     def at(self, number: int) -> Process:
         return self.processes[self.all[number].url]
 
@@ -215,6 +215,8 @@ async def engine_of_doubles(monkeypatch, replicas=2, version=1, **settings):
     monkeypatch.setattr(vllm, "post", machine.post)
     monkeypatch.setattr(vllm, "events", machine.events)
     monkeypatch.setattr(servers, "healthy", machine.healthy)
+    # Where no Ray runs, asking it would start one.
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
     engine = vllm.VllmEngine(machine, config, "")
     try:
         await machine.start(None, replicas)
