@@ -75,7 +75,8 @@ class EngineBackend:
             said.answers.append((prompt.text + self._renderer.decode(ids), [*prompt.ids, *ids]))
         message = self._message(call, ids, not pieces.told)
         if stop is not None:
-            message = _before(message, stop)
+            message = _before(message, stop, self._renderer.decode(ids).partition(stop)[0])
+            stop = None if message.get("tool_calls") else stop  # it came behind them
         reason = "tool_calls" if message.get("tool_calls") else completion.finish_reason
         tokens = Tokens(prompt.ids, ids, completion.logprobs, completion.versions, completion.finish_reason)
         return ModelAnswer(
@@ -164,13 +165,15 @@ class _Pieces:
             self.told = sure
 
 
-def _before(message: Message, stop: str) -> Message:
-    """A message up to a stop string in its thoughts or its text."""
+def _before(message: Message, stop: str, text: str) -> Message:
+    """A message up to a stop string in its thoughts, its text or its calls, before which `text` was said."""
     thought = message.get("reasoning_content") or ""
     if stop in thought:
         return {**assistant(""), "reasoning_content": thought.partition(stop)[0]}
-    content = text_of(message).partition(stop)[0]
-    return {name: value for name, value in {**message, "content": content}.items() if name != "tool_calls"}
+    found = {**message, "content": text_of(message).partition(stop)[0]}
+    if stop in text_of(message) or text.count("</tool_call>") < len(message.get("tool_calls", [])):
+        found.pop("tool_calls", None)
+    return found
 
 
 @dataclass(frozen=True)

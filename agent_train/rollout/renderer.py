@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_train.learner.roles import tokenizer_of
 from agentgym.core.messages import Message, assistant, text_of, tool_result, user
+from agentgym.tools.text_forms import spoken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,7 @@ class Renderer:
             raise RendererError(f"{problem}: take a model or a chat_template whose prompt ends where the answer begins")
         # The space that the template writes before an answer, as after "[/INST]".
         self._lead = "" if lead.strip() else lead
+        self._thinks = prompt.rstrip().endswith("<think>")
         self._anchor_ids = self.encode(prompt)[-8:]
         self._anchor = self._decode(self._anchor_ids)
         self.end_of_turn, self.stop_token_ids = self._find_stop_tokens(eos_ids)
@@ -146,7 +148,7 @@ class Renderer:
         `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled, if the template
         writes such calls and their results; else they stay in the content, which environments read too.
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
-        out of the content anyway; else it stays in the content.
+        out of the content anyway; else it stays in the content. Thoughts hold no calls, and neither do those that were cut off.
 
         A stop token at the end is left out. `turn` is part of the ids of tool calls. Without `thoughts`, nothing is reasoning.
         """
@@ -155,7 +157,7 @@ class Renderer:
             said.pop()
         text = self.decode(said)
         content = text.removeprefix(self._lead)
-        if "<tool_call>" not in text and "</think>" not in text:
+        if "</think>" not in text and ("<tool_call>" not in text or self._thinks):
             return assistant(content)
         readings = list(_readings(content, turn, thoughts))
         if not all(map(self._writes_calls, readings)):
@@ -272,7 +274,7 @@ def _split_thoughts(text: str) -> Iterator[tuple[str, str]]:
 
 def _split_calls(text: str, turn: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Content and tool calls; the content without the line break before the first call, then exactly as sampled."""
-    blocks = list(_TOOL_CALL.finditer(text))
+    blocks = list(_TOOL_CALL.finditer(text, len(text) - len(spoken(text))))
     calls = [_read_call(block.group(1), f"t{turn:04d}c{index:03d}") for index, block in enumerate(blocks)]
     good = [call for call in calls if call is not None]
     if not good:

@@ -98,6 +98,30 @@ def test_thoughts_and_calls_come_whole():
         assert streamed(render, [ids], ModelCall("policy", [user("go")], streams=True))[0] == sure, text
 
 
+OTHER = CALL.replace('"f"', '"g"')
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "names", "stopped"),
+    [
+        (f"up{CALL}\nObservation: 7", "Observation:", ["f"], None),
+        (f"up{CALL}{OTHER}\nObservation: 7", "Observation:", ["f", "g"], None),
+        (f"up Observation: 7{CALL}", "Observation:", [], "Observation:"),
+        (f"up{CALL}", "arguments", [], "arguments"),
+        (f"up{CALL}", "</tool_call>", [], "</tool_call>"),
+        (f"up{CALL}{OTHER}", '"g"', ["f"], None),
+    ],
+)
+def test_a_stop_string_behind_tool_calls_leaves_them(text, stop, names, stopped):
+    """As agents have that read text, too, such as smolagents."""
+    render = renderer("tiny")
+    call = ModelCall("policy", [user("go")], used={"stop": [stop]}, streams=True)
+    _, answer = streamed(render, [render.encode(text)], call)
+    assert [each["function"]["name"] for each in answer.message.get("tool_calls", [])] == names
+    assert (answer.finish_reason, answer.stop) == ("tool_calls" if names else "stop", stopped)
+    assert stop not in text_of(answer.message)
+
+
 def test_what_was_told_is_no_thought_any_more():
     render = renderer("forgetful")
     pieces = [render.encode("up"), render.encode("</think>left")]

@@ -169,6 +169,37 @@ def test_a_block_that_is_no_call_stays_text(block):
     assert render.parse(said(render, text)) == assistant(text)
 
 
+def called(name: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (f"<think>Maybe {called('rm')}? No.</think>It is 4.", []),
+        (f"<think>Maybe {called('rm')}? No.</think>{called('ls')}", ["ls"]),
+        (f"Maybe {called('rm')}? No.</think>{called('ls')}", ["ls"]),
+        (f"<think>Maybe {called('rm')}? No, cut o", []),
+    ],
+)
+def test_a_thought_holds_no_calls(text, calls):
+    render = renderer("tiny")
+    reply = render.parse(said(render, text))
+    assert [call["function"]["name"] for call in reply.get("tool_calls", [])] == calls
+    if not calls:
+        assert "rm" in reply.get("reasoning_content", "") + reply["content"], "and nothing of it is lost"
+        assert reply["content"].endswith(("It is 4.", "cut o"))
+
+
+def test_neither_does_one_that_the_prompt_begins_and_that_was_cut_off():
+    template = tiny().chat_template
+    begun = "<|assistant|>{% endif"
+    assert begun in template
+    render = with_template(template.replace(begun, "<|assistant|><think>\n{% endif"))
+    text = f"Maybe {called('rm')}? No, cut o"
+    assert render.parse(said(render, text)) == assistant(text)
+
+
 def with_template(template: str) -> Renderer:
     tokenizer = train_tokenizer(["x"], 300, 64)
     tokenizer.chat_template = template
