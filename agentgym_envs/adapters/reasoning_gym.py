@@ -11,14 +11,25 @@ from typing import Any
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.processes.isolate import call_isolated
+from agentgym.processes.isolate import WorkerDied, call_isolated
 from agentgym.tools.text_forms import answer_in, spoken
 from agentgym_envs.adapters.foreign import check_name, imported, plain, settings_key
+from agentgym_envs.adapters.reasoning_gym_eval import evaluate_no_programs
 from agentgym_envs.splits import check_split
 
 with contextlib.suppress(ImportError):
     import reasoning_gym  # noqa: F401 - here: a worker that scores loads it before its time begins
 
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
 APART = 1_000_000_000  # between the seeds of the two splits
 INSTRUCTION = "When you are done, put the final answer, and nothing else, between <answer> and </answer>."
 _lock = threading.Lock()
@@ -91,6 +102,8 @@ class ReasoningGymEnv(Env):
             wrong = {"unreadable": True} if score is None else {}
         except TimeoutError:
             score, wrong = None, {"timed_out": True}
+        except WorkerDied:  # of the answer, as by too much memory
+            score, wrong = None, {"unreadable": True}
         return self.outcome([], score or 0.0, terminated=True, success=(score or 0.0) >= 1.0, **wrong)
 
     def expert_action(self) -> str:
@@ -114,8 +127,10 @@ def score(where: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float
     Some data sets raise instead. The entry is valid, so such an exception is due to the answer.
     """
     try:
-        return float(_data(settings_key(where)).score_answer(answer, entry))
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SyntaxError, RecursionError):
+        data = _data(settings_key(where))
+        evaluate_no_programs()
+        return float(data.score_answer(answer, entry))
+    except _UNREADABLE:
         return None
 
 

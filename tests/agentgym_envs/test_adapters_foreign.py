@@ -179,6 +179,11 @@ def test_an_answer_that_computes_for_ever_scores_0_and_holds_up_nobody(reasoning
     assert (reward, terminated, info) == (0.0, True, {"success": False, "timed_out": True})
 
 
+def test_an_answer_that_is_a_program_is_not_run(reasoning_gym):
+    assert reasoning_gym["programs"] == {"polynomial_multiplication": [0.0] * 5, "n_queens": [0.0] * 5}
+    assert max(reasoning_gym["formulas"]) < 1.0
+
+
 def test_the_splits_of_a_data_set_differ_and_the_check_passes(reasoning_gym):
     size, shared = reasoning_gym["splits"]
     assert size == 200

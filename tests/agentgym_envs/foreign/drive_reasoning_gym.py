@@ -63,6 +63,24 @@ def endless():
     return env.step("<answer>9**9**9**9</answer>")
 
 
+def scores_of(name, *answers):
+    """The rewards of answers to the first puzzle, in one process."""
+    env = agentgym.make(f"reasoning_gym:{name}", size=3)
+    env.init(env.tasks[0])
+    rewards = []
+    for answer in answers:
+        env.reset()
+        rewards.append(env.step(f"<answer>{answer}</answer>")[1])
+    return rewards
+
+
+PATCH = 'setattr(__import__("sympy"),"parse_expr",__import__("unittest.mock").mock.MagicMock(return_value=7))'
+ANY = '__import__("unittest.mock").mock.ANY'
+# Without texts and attributes.
+CHARS = "eval(" + "+".join(f"chr({ord(c)})" for c in ANY) + ")"
+EXIT = '__import__("os")._exit(1)'
+
+
 def altered():
     """A task whose puzzle is not the one that this process makes, as with another version or hash seed."""
     env = agentgym.make("reasoning_gym:ransom_note", size=3)
@@ -79,6 +97,10 @@ report(
     datasets={name: compared(name) for name in sorted(DATASETS) if name != "composite"},
     check=check_env(spec_of("reasoning_gym:chain_sum", settings={"min_terms": 2, "max_terms": 2}, size=50)),
     endless=endless(),
+    programs={
+        name: scores_of(name, ANY, CHARS, PATCH, EXIT, "x+1") for name in ("polynomial_multiplication", "n_queens")
+    },
+    formulas=scores_of("countdown", "exit()", "1+1"),
     splits=splits(),
     unknown=refusal(lambda: agentgym.make("reasoning_gym:chain_sun")),
     settings=refusal(lambda: agentgym.make("reasoning_gym:chain_sum", settings={"terms": 2})),
