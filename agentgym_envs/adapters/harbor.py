@@ -188,9 +188,12 @@ class Harbor(Env):
         command = rng.choice(("ls", "pwd", "git status", "cat *", "id"))
         return rng.choice((call_text("bash", command=command), call_text("submit"), "Let me think."))
 
-    def _opened(self) -> tuple[Sandbox, str, dict[str, str]]:
-        """A fresh sandbox of the task, with the files of its environment, its working folder and its variables."""
-        box = acquire(self._spec(), self.sandbox)
+    def _opened(self, first: bool = False) -> tuple[Sandbox, str, dict[str, str]]:
+        """A fresh sandbox of the task, with the files of its environment, its working folder and its variables.
+
+        `first`: before those of new episodes, as for one that cannot end without it.
+        """
+        box = acquire(self._spec(), self.sandbox, first=first)
         try:
             folder, variables = self._place.workdir, dict(self._place.variables)
             if folder is None or self._place.image.startswith("/"):
@@ -229,17 +232,24 @@ class Harbor(Env):
         if self._box is None:
             raise SandboxError("no sandbox is held: call reset() first")
         self._bench.end()
-        verdict = self._judged(self._box, self._folder, self._variables)
+        verdict = self._tried(self._box, self._folder, self._variables)
         if not verdict.problem or verdict.problem.startswith("timed out"):
             return verdict
         self._release()
-        box, folder, variables = self._opened()
+        box, folder, variables = self._opened(first=True)
         with closing(box):
-            control = self._judged(box, folder, variables)
+            control = self._tried(box, folder, variables)
         if control.problem:
             what = f"the tests of {self._read.folder} give no reward ({control.problem}), also on untouched files"
             raise SandboxError(f"{what}. They printed: {control.output[-500:]}")
         return verdict
+
+    def _tried(self, box: Sandbox, folder: str, variables: dict[str, str]) -> Verdict:
+        """`_judged`. Folders that are root's in the image are no doing of the agent's, as the control shows."""
+        try:
+            return self._judged(box, folder, variables)
+        except PermissionError as error:
+            return Verdict({}, f"the tests cannot be put in: {error}", "")
 
     def _judged(self, box: Sandbox, folder: str, variables: dict[str, str]) -> Verdict:
         """Put the tests into a sandbox whose programs have ended, and run them as Harbor does."""

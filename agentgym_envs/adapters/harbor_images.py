@@ -35,7 +35,8 @@ USER root
 RUN mkdir -p {TOLD} && pwd > {TOLD}/workdir && env > {TOLD}/env \\
  && if [ ! -e /usr/bin/python3 ] && [ ! -e /usr/local/bin/python3 ]; then \\
  apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; fi \\
- && mkdir -p /workspace /private && if [ "$PWD" != / ]; then chmod -R a+rwX .; fi
+ && mkdir -p /workspace /private && if [ "$PWD" != / ]; then chmod -R a+rwX .; fi \\
+ && for made in /logs /tests /solution; do if [ -d $made ]; then chmod -R a+rwX $made; fi; done
 """
 Instruction = tuple[str, str]  # its word in capitals, and the rest of it
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 import agentgym
+from agentgym import sandbox as sandboxes
 from agentgym.checks.validate import validate
 from agentgym.core.tasks import TaskSet
 from agentgym.sandbox import SandboxError
 from agentgym.sandbox.backends import docker
+from agentgym.sandbox.guest.guest_sandbox import GuestSandbox
 from agentgym.sandbox.images import build as images
 from agentgym.tools.text_forms import call_text
+from agentgym_envs.adapters import harbor
 from agentgym_envs.adapters.harbor_images import place_of
 from agentgym_envs.adapters.harbor_tasks import Unsupported, read_task
 
@@ -126,6 +129,33 @@ def test_an_agent_that_breaks_the_tests_earns_nothing(folder):
 def test_tests_that_never_give_a_reward_are_an_error(folder, script, why):
     with pytest.raises(SandboxError, match=f"{why}.*also on untouched files"):
         play(folder("tests/test.sh", f"#!/bin/bash\n{script}\n"), SUBMIT)
+
+
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("control", [True, False])
+def test_whose_fault_it_is_that_the_tests_cannot_be_put_in_is_told_by_the_control(control, monkeypatch):
+    """A double of an image in which root owns `/tests`, and of one in which the control has no such folder."""
+    asked, put = [], GuestSandbox.put_archive
+
+    def acquire(spec, sandbox, first=False):
+        asked.append(first)
+        return sandboxes.acquire(spec, sandbox, first=first)
+
+    def put_archive(box, data, to, *more):
+        if to == "/tests" and (len(asked) == 1 or not control):
+            raise PermissionError(13, "Permission denied", to)
+        put(box, data, to, *more)
+
+    monkeypatch.setattr(harbor, "acquire", acquire)
+    monkeypatch.setattr(GuestSandbox, "put_archive", put_archive)
+    if control:
+        _, reward, terminated, _, info = play(EXAMPLE, SUBMIT)
+        assert (reward, terminated) == (0.0, True)
+        assert info["verifier"].startswith("the tests cannot be put in")
+    else:
+        with pytest.raises(SandboxError, match=r"the tests cannot be put in.*also on untouched files"):
+            play(EXAMPLE, SUBMIT)
+    assert asked == [False, True], "the control comes before new episodes: this one cannot end without it"
 
 
 @pytest.mark.bubblewrap

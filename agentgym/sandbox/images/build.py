@@ -182,7 +182,8 @@ def written_folder(files: Mapping[str, Path | str], place: Callable[[str], Path]
             content = file.encode("utf-8", "surrogateescape")
         else:
             content = os.readlink(file).encode() if file.is_symlink() else file.read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
+        runs = not isinstance(file, str) and not file.is_symlink() and file.stat().st_mode & 0o111
+        digest.update(f"{name} {len(content)}{' +x' if runs else ''}\n".encode() + content)
     folder = place(digest.hexdigest()[:12])
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

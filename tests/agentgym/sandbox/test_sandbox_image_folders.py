@@ -83,6 +83,14 @@ class TestPaths:
         tool.chmod(0o755)
         assert images.recipe(str(folder)).place != before
 
+    def test_so_does_a_folder_that_is_written_for_an_image(self, folder, tmp_path):
+        tool = folder / "tool"
+        tool.write_text("true")
+        written = [images.written_folder({"tool": tool, "Dockerfile": "FROM x"}, lambda digest: tmp_path / digest)]
+        tool.chmod(0o755)
+        written.append(images.written_folder({"tool": tool, "Dockerfile": "FROM x"}, lambda digest: tmp_path / digest))
+        assert [os.access(made / "tool", os.X_OK) for made in written] == [False, True]
+
     def test_a_relative_path(self, folder, monkeypatch):
         monkeypatch.chdir(folder.parent)
         assert images.recipe("./Repo_1") == images.recipe(str(folder))
