@@ -69,6 +69,10 @@ class OpenEnvEnv(AsyncEnv):
         super().__init__(tasks, max_turns, render_mode)
         if actions not in ("text", "tool"):
             raise ValueError(f"openenv:{name}: actions is 'text' or 'tool', not {actions!r}")
+        if not timeout > 0 or not patience >= 0:
+            raise ValueError(
+                f"openenv:{name}: timeout must be positive and patience at least 0, not {timeout} and {patience}"
+            )
         self.url = checked_url(name)
         self._settings = dict(settings or {})
         self._actions = actions

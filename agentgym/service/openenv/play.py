@@ -158,6 +158,19 @@ class Play:
             except (ValueError, TypeError) as error:
                 raise Invalid("value_error", ("data", "task"), str(error), given) from error
         index, split = data.get("index"), data.get("split")
+        # Reading tasks may take as long as a reset, so it is a call. A client's mistake is no error of the environment.
+        found = self._call("tasks", self._chosen, split, index, seed)
+        if isinstance(found, Invalid):
+            raise found
+        return found
+
+    def _chosen(self, split: Any, index: Any, seed: int | None) -> Task | Invalid | None:
+        try:
+            return self._drawn(split, index, seed)
+        except Invalid as wrong:
+            return wrong
+
+    def _drawn(self, split: Any, index: Any, seed: int | None) -> Task | None:
         if index is None and split is None:
             try:
                 tasks = self.env.unwrapped.tasks  # type: ignore[attr-defined]

@@ -312,14 +312,12 @@ class OpenEnvRoutes:
             return await told(request, error_frame("SESSION_ERROR", f"session {session_id:.100} {problem}"))
         limits = self._server.settings.limits
         # Without compression, which would inflate a message before its size is looked at.
-        socket = web.WebSocketResponse(
-            compress=False, max_msg_size=limits.message_bytes, receive_timeout=limits.idle_seconds
-        )
+        socket = web.WebSocketResponse(compress=False, max_msg_size=limits.message_bytes)
         await socket.prepare(request)
         shared.attached = True
         try:
             with contextlib.suppress(ConnectionError, TimeoutError):  # the client left or was idle for too long
-                await _relayed(socket, shared)
+                await _relayed(socket, shared, limits.idle_seconds)
         finally:
             shared.attached = False
             if shared.closing or shared.closed:
@@ -387,21 +385,32 @@ def counts(server: EnvServer) -> Json:
     return {"active_sessions": len(server.sessions.open), "max_sessions": server.sessions.most}
 
 
-async def _relayed(socket: web.WebSocketResponse, line: Line) -> None:
+async def _relayed(socket: web.WebSocketResponse, line: Line, idle_seconds: float | None) -> None:
     """Relay frames until one side ends. "close" only ends the connection, since the session was made over HTTP."""
-    async for message in socket:
-        if message.type is not WSMsgType.TEXT:
-            continue
-        with contextlib.suppress(ValueError):
-            if len(message.data) < 100 and "close" in message.data and json.loads(message.data) == {"type": "close"}:
+    frames: asyncio.Queue[str | None] = asyncio.Queue(1)
+    reading = asyncio.create_task(_read(socket, frames))  # goes on during a call: reading is what answers pings
+    try:
+        while (frame := await asyncio.wait_for(frames.get(), idle_seconds)) is not None:
+            with contextlib.suppress(ValueError):
+                if len(frame) < 100 and "close" in frame and json.loads(frame) == {"type": "close"}:
+                    return
+            try:
+                answer = await line.ask(frame)
+            except Refused as refused:
+                answer = OpenEnvHandler.last_word(refused.code, str(refused))
+            await socket.send_str(answer)
+            if line.closed:
                 return
-        try:
-            answer = await line.ask(message.data)
-        except Refused as refused:
-            answer = OpenEnvHandler.last_word(refused.code, str(refused))
-        await socket.send_str(answer)
-        if line.closed:
-            return
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})  # closing the socket reads, too
+
+
+async def _read(socket: web.WebSocketResponse, frames: asyncio.Queue[str | None]) -> None:
+    async for message in socket:
+        if message.type is WSMsgType.TEXT:
+            await frames.put(message.data)
+    await frames.put(None)
 
 
 async def _through(line: Line, asked: Json) -> Json:

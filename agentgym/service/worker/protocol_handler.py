@@ -36,7 +36,7 @@ HANDLERS = {
     "openenv/mcp": "agentgym.service.openenv.handler:BareMcpHandler",
     "sandbox/1": "agentgym.service.worker.sandbox_handler:SandboxHandler",
 }
-_STATES = {"init": slots.INIT, "reset": slots.RESET, "close": slots.CLOSE}
+_STATES = {"init": slots.INIT, "tasks": slots.RESET, "reset": slots.RESET, "close": slots.CLOSE}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class CallRunner:
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of `function(*args, **kwargs)`, awaited if need be; MemoryError becomes a fatal `Refused`.
 
-        `name` is "init", "reset", "step" or "close", whose time limit holds; any other name has that of a step.
+        `name` is "init", "reset", "step" or "close", whose time limit holds; "tasks" has that of a reset, any other name that of a step.
         """
         slot = self.slot
         begun = slot.enter(_STATES.get(name, slots.STEP))

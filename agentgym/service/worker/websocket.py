@@ -17,6 +17,7 @@ _CONTINUATION = 0
 _WHOLE_TEXT = 128 | TEXT
 _CHUNK = 1 << 16
 _NO_MASK = bytes(4)
+_MOST_ALIVE = 100_000.0  # seconds of silence; the kernel takes little more
 _ASKED = 3  # times by the kernel before a machine counts as vanished
 
 
@@ -138,6 +139,7 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
 
     A machine that lost its power or network says nothing. Connections that a listening socket accepts inherit this.
     """
+    seconds = min(seconds, _MOST_ALIVE)
     pause = max(1, round(seconds / (_ASKED + 1)))
     values = {"KEEPIDLE": pause, "KEEPINTVL": pause, "KEEPCNT": _ASKED, "USER_TIMEOUT": round(1000 * seconds)}
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

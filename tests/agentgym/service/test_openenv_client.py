@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import math
 import subprocess
 
 import pytest
@@ -461,6 +462,12 @@ def test_nobody_there_is_told():
         asyncio.run(agentgym.make("openenv:http://127.0.0.1:1").reset(options={"task": agentgym.Task("t")}))
     with pytest.raises(Unavailable, match="cannot be reached"):
         spec("openenv:http://127.0.0.1:1").tasks("train")
+
+
+@pytest.mark.parametrize("setting", [{"patience": math.nan}, {"patience": -1}, {"timeout": math.nan}, {"timeout": 0}])
+def test_a_time_that_is_none_is_refused(setting):
+    with pytest.raises(ValueError, match="timeout must be positive and patience at least 0"):
+        agentgym.make("openenv:http://127.0.0.1:1", **setting)
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1:8000", "ftp://host", "http://", "http://u:p@host", "http://host?x=1"])

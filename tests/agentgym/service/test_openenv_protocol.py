@@ -15,6 +15,7 @@ from agentgym.core.messages import user
 from agentgym.service.openenv.handler import OpenEnvHandler
 from agentgym.service.openenv.routes import Line
 from agentgym.service.protocol.frames import Refused
+from agentgym.service.server import slots
 from agentgym.service.worker.protocol_handler import CallRunner
 
 
@@ -86,6 +87,21 @@ def test_a_seed_is_whatever_openenv_takes_for_a_whole_number(seed):
     assert ask(session, "reset", {"seed": seed})["data"]["metadata"]["task_id"] == plain
     drawn = ask(session, "reset", {"seed": True})["data"]["metadata"]["task_id"]
     assert ask(session, "reset", {"seed": 1})["data"]["metadata"]["task_id"] == drawn
+
+
+def test_tasks_are_read_within_the_time_of_a_reset():
+    slot, states = new_slot(), []
+
+    class Looking(Sum):
+        @classmethod
+        def default_tasks(cls, split="train"):
+            states.append(slot.look()[0])
+            return super().default_tasks(split)
+
+    session = OpenEnvHandler(Looking(), CallRunner(slot), SimpleNamespace(id="s-1"))
+    for data in ({"seed": 1}, {"split": "test", "index": 0}):
+        assert ask(session, "reset", data)["type"] == "observation"
+    assert states == [slots.RESET] * 2
 
 
 def test_an_episode_id_has_at_most_255_characters():

@@ -312,6 +312,26 @@ def test_a_websocket_on_which_nothing_is_said_is_closed(path):
     asyncio.run(play())
 
 
+def test_pings_are_answered_on_an_attached_websocket_during_a_step(tmp_path):
+    """By a client like OpenEnv's, which gives a connection up whose pings stay without an answer."""
+    go_on = tmp_path / "go on"
+
+    async def play():
+        async with serving() as server, browsing(server) as http:
+            name = (await rpc(http, "openenv/session/create"))["result"]["session_id"]
+            ws = await http.ws_connect(f"/ws?session_id={name}", autoping=False)
+            await frame(ws, "reset", seed=1)
+            await ws.send_json({"type": "step", "data": {"message": f"until {go_on}"}})
+            await ws.ping(b"are you there")
+            pong = await asyncio.wait_for(ws.receive(), SECONDS)
+            go_on.touch()
+            return pong, await asyncio.wait_for(ws.receive_json(), SECONDS)
+
+    pong, answer = asyncio.run(play())
+    assert (pong.type, pong.data) == (WSMsgType.PONG, b"are you there")
+    assert answer["type"] == "observation"
+
+
 def test_a_client_that_leaves_its_attached_websocket_during_a_step_is_no_error_of_the_server(tmp_path, caplog):
     go_on = tmp_path / "go on"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 from service_harness import SECONDS, Client, alive, browsing, handshake, serving, session, tally, until
 
-from agentgym.service.worker.websocket import TEXT, Frames, encoded
+from agentgym.service.worker.websocket import TEXT, Frames, encoded, keep_alive
 
 
 @pytest.mark.parametrize("action", ["hang", "spin"])
@@ -245,3 +246,10 @@ def test_many_sessions_of_all_kinds_return_all_slots():
             assert tally(server).ended == {"closed": 9, "DEADLINE": 3, "WORKER_DIED": 6, "IDLE": 3}
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("seconds", [0.1, 86400.0, 1e6, math.inf])
+def test_a_connection_may_be_kept_alive_for_any_time(seconds):
+    with socket.socket() as connection:
+        keep_alive(connection, seconds)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
