@@ -28,6 +28,8 @@ async def answer(message: Mapping[str, Any], tools: Tools) -> dict[str, Any] | N
     if "id" not in message:
         return None
     head, params = {"jsonrpc": "2.0", "id": message["id"]}, message.get("params") or {}
+    if not isinstance(params, Mapping):
+        return {**head, "error": {"code": _BAD_PARAMS, "message": "params are an object"}}
     method = message.get("method")
     if method == "initialize":
         version = asked if (asked := params.get("protocolVersion")) in VERSIONS else VERSIONS[0]

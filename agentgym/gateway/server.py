@@ -171,6 +171,7 @@ class Gateway:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def _read_record(self) -> None:
+        forgotten: set[str] = set()  # a client may get its last answer, which is a line, after its episode was freed
         for number, line in enumerate(self.record.read(), start=1):
             try:
                 if "open" in line:
@@ -178,11 +179,13 @@ class Gateway:
                     limits = Limits(**line["limits"])
                     episode = Episode(line["open"], line["key"], limits, opened, expires, line["seed"])
                     self.episodes[episode.id] = self._by_key[episode.key_digest] = episode
+                    forgotten.discard(episode.id)
                 elif "schemas" in line:
                     self.schemas[line["tools"]] = line["schemas"]
                 elif "forget" in line:
                     self._drop(line["forget"])
-                elif "passed" not in line:
+                    forgotten.add(line["forget"])
+                elif "passed" not in line and line["episode"] not in forgotten:
                     self.episodes[line["episode"]].read(line)
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{self.record.path}:{number}: not a line of a record: {error!r}") from error
@@ -260,6 +263,8 @@ class Gateway:
             refused = _unrecorded(error)
         except web.HTTPRequestEntityTooLarge:
             refused = Refused(413, f"a request has at most {MOST_BYTES >> 20} MiB")
+        except web.RequestPayloadError as error:
+            refused = Refused(400, f"the body cannot be read: {error!s:.200}")
         except Refused as error:
             refused = error
         protocol = anthropic if path.startswith("/v1/messages") else chat
@@ -423,12 +428,21 @@ class Gateway:
             if (request.method, verb) == ("POST", "reward"):
                 if not math.isfinite(body["reward"]):
                     raise ValueError(f"reward is a number, not {body['reward']!r:.50}")
-                await self.reward(id, body["reward"], body.get("metrics"))
+                metrics = body.get("metrics") or {}
+                if not all(math.isfinite(value) for value in metrics.values()):
+                    raise ValueError(f"metrics are numbers by name, not {metrics!r:.80}")
+                await self.reward(id, body["reward"], metrics)
             elif (request.method, verb) == ("POST", "end"):
                 await self.end(id, str(body.get("reason", "ended")), body.get("complete", True) is True)
+            elif request.method == "DELETE":
+                episode = self.episodes[id]
+                if episode.ended is None:
+                    await self.end(id)
+                self.forget(id)
+                return web.json_response(episode.to_json())
             elif (request.method, verb) != ("GET", ""):
                 raise Refused(404, f"{request.method} {request.path:.100} is not served here")
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
             raise Refused(400, str(error)) from error
         return web.json_response(self.episodes[id].to_json())
 

@@ -341,7 +341,8 @@ def test_a_tool_that_is_not_there_and_an_unknown_method_are_errors_of_the_protoc
 
     async def run(episode):
         async with aiohttp.ClientSession(headers={"x-api-key": episode.key}) as http:
-            for method, params in (("tools/call", {"name": "fly"}), ("resources/list", {}), ("ping", {})):
+            calls = (("tools/call", {"name": "fly"}), ("tools/call", [1]), ("resources/list", {}), ("ping", {}))
+            for method, params in calls:
                 async with http.post(
                     episode.mcp_url, json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
                 ) as answer:
@@ -352,5 +353,5 @@ def test_a_tool_that_is_not_there_and_an_unknown_method_are_errors_of_the_protoc
                 answers.append(answer.status)
 
     played(Plays(run), tmp_path)
-    assert [answer["error"]["code"] for answer in answers[:2]] == [-32602, -32601]
-    assert (answers[2]["result"], *answers[3:]) == ({}, 405, 401)
+    assert [answer["error"]["code"] for answer in answers[:3]] == [-32602, -32602, -32601]
+    assert (answers[3]["result"], *answers[4:]) == ({}, 405, 401)

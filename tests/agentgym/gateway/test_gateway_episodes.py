@@ -1,6 +1,7 @@
 """Episodes: their keys keep agents apart, limits end them politely, and settings that spoil tokens are dealt with by policy."""
 
 import asyncio
+import json
 import time
 from urllib.parse import quote
 
@@ -114,6 +115,9 @@ def test_a_run_opens_grades_and_ends_episodes_over_http(tmp_path):
                 ("", {"expires_seconds": float("nan")}, 400),
                 ("/x/reward", {"reward": "much"}, 400),
                 ("/x/reward", {"reward": 10**400}, 400),
+                ("/x/reward", {"reward": 1, "metrics": {"tests": float("nan")}}, 400),
+                ("/x/reward", {"reward": 1, "metrics": {"tests": "all"}}, 400),
+                ("/x/reward", {"reward": 1, "metrics": [1]}, 400),
                 ("/y/reward", {"reward": 1}, 404),
                 ("/x/other", {}, 404),
             ]:
@@ -136,6 +140,29 @@ def test_any_text_is_an_episode_s_id(tmp_path, id):
             assert (status, told["reward"]) == (200, 0.5)
             status, told = await post(f"{url}/{quote(id)}/end", {}, "the admin key")
             assert (status, told["ended"]) == (200, "ended")
+
+    run(go())
+
+
+def test_a_deleted_episode_takes_no_memory_and_stays_in_the_record(tmp_path):
+    async def go():
+        async with serving(tmp_path, admin_key="the admin key") as gateway:
+            url = f"{gateway.url}/v1/episodes"
+            _, opened = await post(url, {"id": "x"}, "the admin key")
+            async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["key"], max_retries=0) as client:
+                await client.chat.completions.create(model="toy", messages=HELLO)
+                status, told = await post(f"{url}/x", {}, "the admin key", method="DELETE")
+                assert (status, told["ended"], told["used"]["turns"]) == (200, "ended", 1)
+                with pytest.raises(openai.AuthenticationError):
+                    await client.chat.completions.create(model="toy", messages=HELLO)
+            assert gateway.episodes == {}
+            status, _ = await post(f"{url}/x", {}, "the admin key", method="DELETE")
+            assert status == 404
+            gateway.record.note({"episode": "x", "delivered": ["late"]})
+            await post(url, {"id": "y"}, "the admin key")
+        assert sum("sampled" in json.dumps(line) for line in lines_of(tmp_path)) == 1
+        async with serving(tmp_path, admin_key="the admin key") as gateway:
+            assert list(gateway.episodes) == ["y"]
 
     run(go())
 
