@@ -266,14 +266,20 @@ def _validate(args: argparse.Namespace) -> int:
 
     if args.hack and not args.audit:
         raise UsageError("--hack goes with --audit")
-    if args.floor is not None and not args.audit and not 0 <= args.floor <= 1:
+    if args.floor is not None and args.audit:
+        raise UsageError("--floor does not go with --audit")
+    if args.floor is not None and not 0 <= args.floor <= 1:
         raise UsageError(f"--floor is a share from 0 to 1, not {args.floor:g}")
     examine: Callable[..., Coroutine[Any, Any, Any]] = audit if args.audit else validate
     if args.audit:
-        settings = {"n": args.n or 1, "concurrency": args.concurrency or 4, "only": args.hack}
+        n, concurrency, own = 1, 4, {"only": args.hack}
     else:
-        n = 50 if args.n is None else args.n
-        settings = {"n": n, "concurrency": args.concurrency or 16, "floor": args.floor}
+        n, concurrency, own = 50, 16, {"floor": args.floor}
+    n = n if args.n is None else args.n
+    concurrency = concurrency if args.concurrency is None else args.concurrency
+    if n < 1 or concurrency < 1:
+        raise UsageError(f"-n and --concurrency are at least 1, not {n} and {concurrency}")
+    settings = {"n": n, "concurrency": concurrency, **own}
     results = []
     for spec in [spec_of(id, args.kwargs) for id in args.envs]:
 

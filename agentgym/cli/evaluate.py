@@ -211,7 +211,7 @@ def _resumed(args: argparse.Namespace) -> Suite:
 
     of_agents = (*_AGENTS, "agent_image", "agent_kwargs", "base_url", "extra", "request_retries", "name")
     fixed = (*_EXTENT, *of_agents, "kwargs", "task", "suite", "out")
-    asked = args.envs or [_option(name) for name in fixed if getattr(args, name)]
+    asked = args.envs or [_option(name) for name, value in _given(args, fixed).items() if value not in ([], {})]
     if asked := asked or [_option(name) for name in _given(args, (*_ASKING, *_EXTRA))]:
         told = f"leave out {asked[0]}, or repeat the whole command with --out {args.resume} in place of --resume"
         raise UsageError(f"--resume uses the options stored in the folder: {told}")

@@ -66,7 +66,7 @@ class ChatPolicy:
         timeout: float = 120.0,
         retries: int = 5,
     ):
-        if timeout <= 0 or retries < 0:
+        if not timeout > 0 or retries < 0:
             raise ValueError(f"timeout must be positive and retries at least 0, not {timeout} and {retries}")
         for name, value, least in (("temperature", temperature, 0), ("max_tokens", max_tokens, 1)):
             if value is not None and value < least:

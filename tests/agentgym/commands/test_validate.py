@@ -220,7 +220,10 @@ def test_people_get_a_table_and_progress(capsys):
     [
         (["--split", "tset"], "no split 'tset'"),
         (["-n", "0"], "at least 1"),
+        (["-n", "-1", "--audit"], "at least 1"),
+        (["--concurrency", "0"], "at least 1"),
         (["--floor", "5"], "a share from 0 to 1"),
+        (["--floor", "1", "--audit"], "--floor does not go with --audit"),
         (["--kwargs", "[]"], "must be a JSON object"),
         (["--kwargs", '{"sides": 3}'], "takes no argument 'sides'"),
         (["--timeout", "0"], "must be positive"),

@@ -107,6 +107,7 @@ def test_scripts_come_from_files(tmp_path):
         (agents.chat("m", serve="folder"), "folder, which is not served yet"),
         (agents.chat("m", "localhost:80"), "did you mean http://localhost:80"),
         (agents.chat("m", "http://x", timeout=0), "timeout must be positive"),
+        (agents.chat("m", "http://x", timeout=float("nan")), "timeout must be positive"),
         (agents.built_in("expert", 2), "chance from 0 to 1"),
         (agents.scripted(["a", 3]), "the script's answer 2"),
         (AgentSpec("a", "scripted", {"answers": {"t": "abc"}}), "a list of answers"),

@@ -254,6 +254,7 @@ def test_a_value_that_is_refused_is_not_stored(option, bad, least, capsys):
         (["gone.yaml"], "gone.yaml: No such file"),
         (["--resume", "gone"], "gone holds no evaluation"),
         (["--resume", "gone", "-n", "4"], "leave out --n"),
+        (["--resume", "gone", "--seed", "0"], "leave out --seed"),
         (["--resume", "gone", "--temperature", "0"], "leave out --temperature, or repeat the whole command with --out"),
         (["--resume", "gone", "--base-url", "http://127.0.0.1:2"], "leave out --base-url"),
         (["test/parity", "--policy", "expert", "--kwargs", "{"], "not valid JSON"),
