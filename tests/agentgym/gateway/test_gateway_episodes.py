@@ -5,6 +5,7 @@ import json
 import time
 from urllib.parse import quote
 
+import aiohttp
 import anthropic
 import openai
 import pytest
@@ -140,6 +141,22 @@ def test_any_text_is_an_episode_s_id(tmp_path, id):
             assert (status, told["reward"]) == (200, 0.5)
             status, told = await post(f"{url}/{quote(id)}/end", {}, "the admin key")
             assert (status, told["ended"]) == (200, "ended")
+
+    run(go())
+
+
+def test_a_body_that_cannot_be_unpacked_is_the_client_s_fault(tmp_path):
+    async def go():
+        async with agent_of(tmp_path) as agent:
+            headers = {"x-api-key": agent.key, "Content-Encoding": "gzip"}
+            url = f"{agent.gateway.url}/v1/chat/completions"
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(url, data=b"garbage", headers=headers) as answer,
+            ):
+                assert answer.status == 400
+                assert "the body cannot be read" in (await answer.json())["error"]["message"]
+            assert agent.calls == []
 
     run(go())
 
