@@ -6,6 +6,7 @@ The health of a server is one of five states; `NEXT` has all ways between them, 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import aiohttp
 
 from agent_train.cluster.network import serving_address
 from agent_train.engine.base import EngineError, EngineLostError
-from agent_train.engine.http import healthy
+from agent_train.engine.http import get, healthy, post
 from agent_train.report.timeline import Timeline
 from agentgym.processes.vllm_server import ServerState, ServingError, VllmOptions, VllmServer
 
@@ -34,6 +35,7 @@ NEXT = {
 RUNNING = (HEALTHY, SUSPECT, STALE)
 FIRST_REST, LONGEST_REST = 0.5, 60.0  # before a start; each doubles the next, until the server serves
 HEALTH_SECONDS = 60.0  # on a CPU a server answers nothing while it computes a step
+GENERATE = "/inference/v1/generate"
 HOMES = 16  # of episodes that the router remembers, for each that runs: long ones may rest while many short ones pass
 IDLE_SECONDS = 10.0  # more than the limit of a request
 _POLL_SECONDS = 0.25
@@ -365,7 +367,7 @@ class Servers:
     async def _answers(self, server: Server) -> bool:
         if server not in self.all or server.state not in RUNNING:
             return False
-        if why := await self._why_dead(server):
+        if why := await self._why_dead(server) or await self._why_stuck(server):
             self._lose(server, why)
             return False
         if server.state == SUSPECT:
@@ -383,6 +385,32 @@ class Servers:
                 unwell = f"the vLLM server at {server.url} did not answer /health within {HEALTH_SECONDS:g} s"
                 return await self._with_log(server, unwell)
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _why_stuck(self, server: Server) -> str:
+        """Why a server that answers /health computes nothing, as if its engine core, a process of its own, hangs; "" if it does.
+
+        One that serves must sample a token, or its metrics must change: others may go first.
+        """
+        body = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}}
+        token = asyncio.create_task(post(self.client, server.url, GENERATE, body, math.inf, "a token"))
+        seen: list[str] | None = None
+        try:
+            while True:
+                text = await get(self.client, f"{server.url}/metrics", _LIVE_SECONDS) or ""
+                told = [line for line in text.splitlines() if line.startswith("vllm:")]  # others are the HTTP server's
+                if not told or not server.loaded or server.state not in (HEALTHY, SUSPECT):
+                    return ""  # nothing is known of it, or it takes weights, during which it samples nothing
+                if told == seen:
+                    stuck = (
+                        f"the vLLM server at {server.url} answers /health but computed nothing for {HEALTH_SECONDS:g} s"
+                    )
+                    return await self._with_log(server, stuck)
+                seen = told
+                if (await asyncio.wait([token], timeout=HEALTH_SECONDS))[0]:
+                    return ""
+        finally:
+            token.cancel()
+            await asyncio.gather(token, return_exceptions=True)
 
     async def find_dead(self) -> int:
         """Find the servers that have ended; returns how many died since the start."""

@@ -19,7 +19,7 @@ from agent_train.cluster.placement import COLOCATED_SHARE, gpu_share
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Completion, Engine, EngineError, EngineLostError, Load, Sampling
 from agent_train.engine.http import events, get, open_client, post
-from agent_train.engine.servers import HEALTHY, STALE, Progress, Router, Server, Servers
+from agent_train.engine.servers import GENERATE, HEALTHY, STALE, Progress, Router, Server, Servers
 from agent_train.report.timeline import Timeline
 from agent_train.weights.sync import TensorInfo, WeightAddress, manifest_to_json
 from agentgym.processes.vllm_server import VllmOptions, check_vllm
@@ -36,7 +36,6 @@ _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _RPC_SECONDS = 60.0
 _TRIES = 5  # of a request whose servers die one after another: it may be the cause
 _LIVE_SECONDS = 10.0
-_GENERATE = "/inference/v1/generate"
 _WAITING, _CACHE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GAUGE = re.compile(rf"^({_WAITING}|{_CACHE})\{{.*\}} (\S+)$", re.MULTILINE)
 
@@ -102,7 +101,9 @@ class VllmEngine(Engine):
             await engine._set_version(present, 0)
             engine.servers.serve(present)
             if config.adaptive and not await engine.loads():
-                raise EngineError("engine.adaptive=true: this vLLM tells no load at /metrics: leave it out")
+                raise EngineError(
+                    "engine.adaptive=true: this vLLM tells no load at /metrics, as with --disable-log-stats: leave it out"
+                )
         except BaseException:
             await engine.close()
             raise
@@ -171,7 +172,7 @@ class VllmEngine(Engine):
             async with self.servers.limited(server, seconds):
                 if told is not None:
                     return _completion(await self._streamed(server, body, told))
-                answer = await self._post(server, _GENERATE, body, math.inf, "generate")
+                answer = await self._post(server, GENERATE, body, math.inf, "generate")
         except TimeoutError as error:
             raise EngineError(f"generate: {server.url} is dead or did not answer within {seconds:g} s") from error
         return _completion(answer["choices"][0])
@@ -183,7 +184,7 @@ class VllmEngine(Engine):
         ids: list[int] = []
         logprobs: list[dict[str, Any]] = []
         choice: dict[str, Any] = {}
-        async for event in events(self.servers.client, server.url, _GENERATE, {**body, "stream": True}, "generate"):
+        async for event in events(self.servers.client, server.url, GENERATE, {**body, "stream": True}, "generate"):
             if not event.get("choices"):
                 if "error" in event:
                     raise EngineError(f"generate: {server.url} failed within an answer: {event['error']}")
@@ -326,6 +327,7 @@ class VllmEngine(Engine):
         self._asleep = True
 
         async def one(server: Server) -> None:
+            server.loaded = False
             try:
                 await self._post(server, f"/sleep?level={self._sleep_level}", None, LOAD_SECONDS, "falling asleep")
             except EngineError as error:
@@ -453,7 +455,6 @@ def server_options(
         kv_cache_bytes=config.kv_cache_bytes,
         port=config.port + number if config.port else 0,
         key=key,
-        tells_load=config.adaptive,
         servers=config.replicas,
         arguments=arguments,
         environment=environment,

@@ -40,7 +40,6 @@ class VllmOptions:
         host: the address that it serves; off loopback, set a key, since vLLM's own paths run any code.
         port: 0 takes a free one.
         key: every request must bring it as a bearer token; "": none does.
-        tells_load: /metrics has its load.
         servers: servers on this machine that share its cores, without a GPU.
         arguments: more of vLLM's arguments, which override those chosen here.
     """
@@ -54,7 +53,6 @@ class VllmOptions:
     host: str = LOOPBACK
     port: int = 0
     key: str = field(default="", repr=False)
-    tells_load: bool = False
     servers: int = 1
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +138,7 @@ def command_line(options: VllmOptions, port: int) -> list[str]:
         "port": port,
         "middleware": "agentgym.hosts.ServerGuard",
     }
-    switches = [] if options.tells_load else ["--disable-log-stats"]
+    switches = []
     if not options.gpu:
         flags |= {
             "max-model-len": options.context,
@@ -159,6 +157,9 @@ def server_environment(options: VllmOptions) -> dict[str, str]:
     """This process's environment without API keys; the server is offline."""
     env = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", "OPENAI_API_KEY")}
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", NO_COLOR="1")
+    env.update(
+        VLLM_LOG_STATS_INTERVAL="3600"
+    )  # they are read at /metrics; in the log they would push errors out of its tail
     root = str(Path(__file__).resolve().parents[2])  # where its middleware and extensions are
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not options.gpu:

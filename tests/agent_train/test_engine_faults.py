@@ -89,6 +89,39 @@ def test_a_server_that_hangs_is_found_by_its_requests_which_go_on_elsewhere(with
     assert ways_of(caplog, 1) == []
 
 
+def test_a_server_that_answers_health_but_computes_nothing_is_started_again(with_engine, caplog):
+    """As one does whose engine core, a process of its own, hangs."""
+
+    async def call(engine):
+        asked = ask(engine)
+        await asyncio.sleep(1)
+        engine.servers.at(0).stop_core()
+        await refit(engine)
+        return await asyncio.gather(*asked), await engine.losses(), asyncio.get_running_loop().time()
+
+    answers, losses, seconds = with_engine(call)
+    assert true(answers) == {1}
+    assert losses == 1
+    assert ways_of(caplog, 0) == ways(HEALTHY, SUSPECT, DEAD, RESTARTING, STALE, HEALTHY)
+    assert "computed nothing for 60 s" in caplog.text
+    assert seconds < LIMIT + 200
+
+
+def test_one_that_has_no_place_for_a_token_while_it_computes_others_is_not(with_engine, caplog):
+    async def call(engine):
+        engine.servers.at(0).places = asyncio.Semaphore(1)
+        asked = ask(engine, 2, tokens=100)
+        await asyncio.sleep(90)
+        asked += ask(engine, 1, tokens=85)  # it has the place for 85 s from when the second is late
+        return await asyncio.gather(*asked, return_exceptions=True), await engine.losses()
+
+    (first, late, last), losses = with_engine(call, replicas=1)
+    assert true([first, last]) == {1}
+    assert isinstance(late, EngineError)
+    assert losses == 0
+    assert ways_of(caplog, 0) == ways(HEALTHY, SUSPECT, HEALTHY)
+
+
 def test_a_stream_that_has_begun_fails_with_its_server_and_is_not_sampled_anew(with_engine):
     async def call(engine):
         told, more = [], []
@@ -132,7 +165,7 @@ def test_a_server_that_failed_gets_no_requests_until_it_answers(with_engine, cap
         await asyncio.gather(*ask(engine))
         return asked, engine.servers.at(0).asked.count(GENERATE), await engine.losses()
 
-    assert with_engine(call) == (1, 5, 0)
+    assert with_engine(call) == (1, 1 + 1 + 4, 0), "the second is a token to see whether it computes"
     assert ways_of(caplog, 0) == ways(HEALTHY, SUSPECT, HEALTHY)
 
 
@@ -373,7 +406,7 @@ class Run:
 
 
 seconds = st.floats(0.0, 600.0)
-events = st.lists(st.tuples(seconds, st.integers(0, 1), st.sampled_from(["kill", "stop"])), max_size=4)
+events = st.lists(st.tuples(seconds, st.integers(0, 1), st.sampled_from(["kill", "stop", "stop_core"])), max_size=4)
 
 
 @settings(deadline=None, max_examples=50)

@@ -17,7 +17,7 @@ from agent_train.config.schema import EngineConfig
 from agent_train.data.packing import rank_batches
 from agent_train.engine import servers, vllm
 from agent_train.engine.base import Sampling
-from agent_train.engine.vllm import VllmEngine
+from agent_train.engine.vllm import VllmEngine, server_options
 from agent_train.learner.fsdp import full_tensors
 from agent_train.rollout.renderer import Rendered
 from agent_train.trainer.rl import sampler_of
@@ -78,6 +78,17 @@ async def process_of(engine, number):
     return psutil.Process((await engine.servers.all[number].call("state")).pid).children()[0]
 
 
+async def core_of(engine, number):
+    """Its engine core, which on a GPU is a process of its own; /health is answered without it."""
+    (core,) = [child for child in (await process_of(engine, number)).children() if "EngineCore" in child.name()]
+    return core
+
+
+def options_as_on_a_gpu(*arguments, **given):
+    options = server_options(*arguments, **given)
+    return dataclasses.replace(options, environment={**options.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+
+
 @pytest.mark.vllm
 @pytest.mark.ray
 @pytest.mark.slow
@@ -88,6 +99,7 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
     caplog.set_level(logging.WARNING, logger=servers.__name__)
     monkeypatch.setattr(servers, "HEALTH_SECONDS", 3.0)
     monkeypatch.setattr(vllm, "LOAD_SECONDS", 20.0)
+    monkeypatch.setattr(vllm, "server_options", options_as_on_a_gpu)
     folder = build(tmp_path / "model")
     given = EngineConfig(replicas=2, max_model_len=512, kv_cache_bytes=32 << 20, request_timeout=12, max_concurrent=8)
     config = dataclasses.replace(make_config(lr=0.1), engine=given)
@@ -101,7 +113,7 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
             playing = asyncio.create_task(play(engine))
             while not engine.servers.all[0].limits:
                 await asyncio.sleep(0.01)
-            (await process_of(engine, 0)).send_signal(signal.SIGSTOP)
+            (await core_of(engine, 0)).send_signal(signal.SIGSTOP)
             trajectories = await playing
             assert [t.error for t in trajectories] == [None] * EPISODES
             assert await engine.losses() == 1
@@ -138,6 +150,7 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
     finally:
         ray.shutdown()
     ways = [line.split(": ")[1] for line in caplog.text.splitlines() if "vLLM server 0, " in line]
+    assert "computed nothing for 3 s" in caplog.text
     told = " ".join(ways)
     assert told.startswith("healthy -> suspect suspect -> dead dead -> restarting restarting -> stale"), told
     assert told.endswith("stale -> healthy")

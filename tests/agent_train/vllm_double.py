@@ -41,12 +41,14 @@ class Process:
     asked: list[str] = field(default_factory=list)
     version: str = "default"
     weights: int = -1
+    sampled: int = 0
     exit_code: int | None = None
 
     def __post_init__(self) -> None:
-        self.ended, self.runs, self.goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.runs.set()
-        self.goes_on.set()
+        self.ended, self.runs, self.computes, self.goes_on = (asyncio.Event() for _ in range(4))
+        for event in (self.runs, self.computes, self.goes_on):
+            event.set()
+        self.places = asyncio.Semaphore(1000)  # requests that are computed at a time
         self.ready = asyncio.get_running_loop().time() + START
 
     def kill(self) -> None:
@@ -55,6 +57,10 @@ class Process:
 
     def stop(self) -> None:
         self.runs.clear()
+
+    def stop_core(self) -> None:
+        """It computes nothing more, and answers /health and /metrics."""
+        self.computes.clear()
 
     async def answered(self, name: str, body: dict[str, Any]) -> Any:
         ways = [asyncio.ensure_future(self._answer(name, body)), asyncio.ensure_future(self.ended.wait())]
@@ -79,7 +85,8 @@ class Process:
         if fault == "refuse":
             raise ServerFailed(f"{self.url}: it cannot", 500)
         if name == "/inference/v1/generate":
-            return await self._generate(body["sampling_params"]["max_tokens"])
+            async with self.places:
+                return await self._generate(body["sampling_params"]["max_tokens"])
         if name == "/pause":
             self.goes_on.clear()
         if name == "/resume":
@@ -106,7 +113,9 @@ class Process:
         for _ in range(count):
             await asyncio.sleep(TOKEN)
             await self.runs.wait()
+            await self.computes.wait()
             await self.goes_on.wait()
+            self.sampled += 1
             ids.append(self.weights)
             versions.append(self.version)
         lengths = [(version, len(list(same))) for version, same in groupby(versions)]
@@ -166,6 +175,10 @@ class Machine(Servers):
         rest = {"token_ids": choice["token_ids"][1:], "logprobs": {"content": choice["logprobs"]["content"][1:]}}
         yield {"choices": [{**choice, **rest}]}
 
+    async def get(self, client, url, seconds) -> str:
+        """The metrics of a server: the tokens that it has sampled."""
+        return f"vllm:generation_tokens_total {self.processes[url.removesuffix('/metrics')].sampled}"
+
     async def healthy(self, client, url, seconds=2.0) -> bool:
         process = self.processes[url]
         try:
@@ -214,6 +227,8 @@ async def engine_of_doubles(monkeypatch, replicas=2, version=1, **settings):
     machine = Machine(options, [{}] * replicas, config.start_timeout, open_client())
     monkeypatch.setattr(vllm, "post", machine.post)
     monkeypatch.setattr(vllm, "events", machine.events)
+    monkeypatch.setattr(servers, "post", machine.post)
+    monkeypatch.setattr(servers, "get", machine.get)
     monkeypatch.setattr(servers, "healthy", machine.healthy)
     # Where no Ray runs, asking it would start one.
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
