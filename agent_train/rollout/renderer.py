@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_train.learner.roles import tokenizer_of
 from agentgym.core.messages import Message, assistant, text_of, tool_result, user
-from agentgym.tools.text_forms import spoken
+from agentgym.tools.text_forms import LISTED, OPEN, listed_blocks, spoken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,12 +140,12 @@ class Renderer:
         )
         if thinks or self._lead.startswith(text):
             return ""
-        return until(text.removeprefix(self._lead), ("<tool_call>", "</think>")).removesuffix("\n")
+        return until(text.removeprefix(self._lead), (OPEN, LISTED, "</think>")).removesuffix("\n")
 
     def parse(self, completion_ids: Sequence[int], turn: int = 0, *, thoughts: bool = True) -> Message:
         """The assistant message of a completion, in the OpenAI form.
 
-        `<tool_call>` blocks that hold JSON become `tool_calls`, their arguments the exact text that was sampled, if the template
+        `<tool_call>` blocks that hold JSON, and Mistral's `[TOOL_CALLS]`, become `tool_calls`, their arguments the exact text that was sampled, if the template
         writes such calls and their results; else they stay in the content, which environments read too.
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content. Thoughts hold no calls, and neither do those that were cut off.
@@ -157,7 +157,7 @@ class Renderer:
             said.pop()
         text = self.decode(said)
         content = text.removeprefix(self._lead)
-        if "</think>" not in text and ("<tool_call>" not in text or self._thinks):
+        if "</think>" not in text and (self._thinks or not (OPEN in text or LISTED in text)):
             return assistant(content)
         readings = list(_readings(content, turn, thoughts))
         if not all(map(self._writes_calls, readings)):
@@ -274,15 +274,27 @@ def _split_thoughts(text: str) -> Iterator[tuple[str, str]]:
 
 def _split_calls(text: str, turn: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Content and tool calls; the content without the line break before the first call, then exactly as sampled."""
-    blocks = list(_TOOL_CALL.finditer(text, len(text) - len(spoken(text))))
-    calls = [_read_call(block.group(1), f"t{turn:04d}c{index:03d}") for index, block in enumerate(blocks)]
+    begin = len(text) - len(spoken(text))
+    blocks = [(block.start(), block.group(1)) for block in _TOOL_CALL.finditer(text, begin)] or [*_listed(text, begin)]
+    calls = [_read_call(block, f"t{turn:04d}c{index:03d}") for index, (_, block) in enumerate(blocks)]
     good = [call for call in calls if call is not None]
+    if len({call["id"] for call in good}) < len(good):
+        good = [{**call, "id": f"t{turn:04d}c{index:03d}"} for index, call in enumerate(good)]
     if not good:
         yield text, []
         return
-    content = text[: blocks[0].start()]
+    content = text[: blocks[0][0]]
     yield content.removesuffix("\n"), good
     yield content, good
+
+
+def _listed(text: str, position: int) -> Iterator[tuple[int, str]]:
+    """Where the `[TOOL_CALLS]` of each call begins, and the call."""
+    while (begun := text.find(LISTED, position)) >= 0:
+        blocks, position = listed_blocks(text, begun + len(LISTED))
+        if not blocks:
+            return
+        yield from ((begun, block) for block in blocks)
 
 
 def _whole(text: str) -> str:
@@ -298,6 +310,8 @@ def _read_call(block: str, call_id: str) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
+    if re.fullmatch("[A-Za-z0-9]{9}", str(value.get("id"))):
+        call_id = str(value["id"])  # Mistral's models write one, and its template writes it again
     arguments = value.get("arguments", {})
     if isinstance(arguments, str):
         return _call(value["name"], arguments, call_id)

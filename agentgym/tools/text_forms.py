@@ -2,6 +2,7 @@ r"""Strict parsers of the calls and final answers that a model writes in plain t
 
     <tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>                              Hermes, Qwen
     <tool_call><function=add><parameter=a>2</parameter></function></tool_call>                 Qwen3-Coder
+    [TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}], or [TOOL_CALLS]add[ARGS]{"a": 2}     Mistral
     {"name": "add", "arguments": {"a": 2}}, or "parameters", also in a ```json block,          Qwen2.5-Coder, Llama 3
     if the reply is nothing else and the tool is known
     ```python                                                                                  a fenced block, where the
@@ -20,10 +21,12 @@ from typing import Any, Literal, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TEXT_FORM = f'{OPEN}{{"name": "NAME", "arguments": {{...}}}}{CLOSE}'
+LISTED = "[TOOL_CALLS]"
 XML_FORM = f"{OPEN}<function=NAME><parameter=KEY>VALUE</parameter></function>{CLOSE}"
 
-_TOKEN = re.compile(r"</?tool_call>|^ {0,3}(?P<fence>`{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
+_TOKEN = re.compile(r"</?tool_call>|\[TOOL_CALLS\]|^ {0,3}(?P<fence>`{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
 _SPACE = re.compile(r"\s*+")
+_NAMED = re.compile(r"([\w.-]{1,200}+)(?:\[CALL_ID\]\w{1,200}+)?(?:\[ARGS\])?\s*+(?=\{)")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200}+)>\s*+")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,200}+)>")
 _END_PARAMETER, _END_FUNCTION = "</parameter>", "</function>"
@@ -80,7 +83,11 @@ def calls_in(text: str, fenced: Mapping[str, str] = {}, tools: Container[str] = 
         if token[0] == CLOSE:
             yield f"{CLOSE} without {OPEN} before it: write {TEXT_FORM}"
             return
-        if token[0] == OPEN:
+        if token[0] == LISTED:
+            blocks, position = listed_blocks(text, position)
+            *others, call = map(_read_listed, blocks or [""])
+            yield from others
+        elif token[0] == OPEN:
             call, position = _read_tagged(text, position)
         elif not fenced:
             continue
@@ -135,6 +142,34 @@ def _read_tagged(text: str, start: int) -> tuple[ToolCall | str, int]:
     if text.find(CLOSE, start) < 0:
         call = f"{OPEN} without {CLOSE} after it: write {TEXT_FORM}"
     return call, end
+
+
+def listed_blocks(text: str, start: int) -> tuple[list[str], int]:
+    """The calls behind the `[TOOL_CALLS]` that ends at `start`, each as the text of a JSON object, and where they end.
+
+    None if one of them is malformed. The arguments are as they are written.
+    """
+    try:
+        if named := _NAMED.match(text, start):
+            end = _DECODER.raw_decode(text, named.end())[1]
+            return [f'{{"name": "{named[1]}", "arguments": {text[named.end() : end]}}}'], end
+        blocks, position = [], _skip(text, start)
+        while text.startswith("," if blocks else "[", position):
+            position = _skip(text, position + 1)
+            end = _DECODER.raw_decode(text, position)[1]
+            blocks.append(text[position:end])
+            position = _skip(text, end)
+        return (blocks, position + 1) if text.startswith("]", position) else ([], start)
+    except (ValueError, RecursionError):
+        return [], start
+
+
+def _read_listed(block: str) -> ToolCall | str:
+    found = parse_json(block)
+    name, arguments = (found.get("name"), found.get("arguments")) if isinstance(found, dict) else (None, None)
+    if isinstance(name, str) and isinstance(arguments, dict) and found.keys() <= {"name", "arguments", "id"}:
+        return ToolCall(name, arguments)
+    return f'{LISTED} must be followed by calls: {LISTED}[{{"name": "NAME", "arguments": {{...}}}}]'
 
 
 def _read_object(text: str, start: int) -> tuple[ToolCall | str, int]:

@@ -7,7 +7,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from sample_tokenizers import TOKENIZERS, forgetful, ordinary_ids, renderer, tiny
+from mistral_common.protocol.instruct.messages import AssistantMessage, ToolMessage, UserMessage
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from sample_tokenizers import MISTRAL, TOKENIZERS, forgetful, ordinary_ids, renderer, tiny
 
 from agent_train.learner.tiny import train_tokenizer
 from agent_train.rollout.renderer import Rendered, Renderer, RendererError
@@ -142,11 +145,52 @@ def test_a_tool_call_keeps_its_arguments_to_the_letter(arguments):
     assert after.ids[: len(prompt.ids) + len(completion)] == prompt.ids + completion
 
 
+def test_mistrals_calls_are_read_and_written_again_by_its_template():
+    """The form is checked against Mistral's own package, which writes each tokenizer's. Later ones name the call before its arguments."""
+    render = renderer("tekken")
+    x, y = '{"x": "1 + [ARGS] 1"}', '{"x":1}'
+    (first, second) = (
+        {"id": id, "function": {"name": "calc", "arguments": arguments}, "type": "function"}
+        for id, arguments in (("aBc123456", x), ("aBc123457", y))
+    )
+    asked = UserMessage(content="1 + 1?")
+    request = ChatCompletionRequest(
+        messages=[
+            asked,
+            AssistantMessage(content=None, tool_calls=[first, second]),
+            ToolMessage(content="2", tool_call_id=first["id"]),
+            ToolMessage(content="2", tool_call_id=second["id"]),
+        ]
+    )
+    for file in ("tekken_240718.json", "mistral_instruct_tokenizer_240323.model.v3"):
+        text = (
+            MistralTokenizer.from_file(str(MISTRAL / file)).encode_chat_completion(request).text.replace("\u2581", " ")
+        )
+        sampled = text.partition("[/INST]")[2].partition("</s>")[0]
+        reply = render.parse(said(render, sampled))
+        assert reply["content"] == ""
+        assert [call["id"] for call in reply["tool_calls"]] == [first["id"], second["id"]]
+        assert [json.loads(call["function"]["arguments"]) for call in reply["tool_calls"]] == [
+            json.loads(x),
+            json.loads(y),
+        ]
+    sampled = f'[TOOL_CALLS][{{"name": "calc", "arguments": {x}, "id": "aBc123456"}}, {{"name": "calc", "arguments": {y}, "id": "aBc123457"}}]'
+    completion = said(render, sampled)
+    results = [tool_result("aBc123456", "2"), tool_result("aBc123457", "1")]
+    prompt, reply, after = answer(render, [user("1 + 1?")], completion, *results, tools=[CALC])
+    assert reply["tool_calls"] == [first, second]
+    assert after.ids[: len(prompt.ids) + len(completion)] == prompt.ids + completion
+    named = render.parse(said(render, f"[TOOL_CALLS]calc[ARGS]{x}[TOOL_CALLS]calc[CALL_ID]aBc123456[ARGS]{y}"))
+    assert [call["function"] for call in named["tool_calls"]] == [first["function"], second["function"]]
+
+
 def test_calls_have_ids_of_their_own_in_each_turn():
     render = renderer("tiny")
     twice = said(render, '<tool_call>{"name": "calc", "arguments": {}}</tool_call>' * 2)
     ids = [call["id"] for turn in (0, 1) for call in render.parse(twice, turn)["tool_calls"]]
     assert len(set(ids)) == 4
+    same = '[TOOL_CALLS][{"name": "calc", "arguments": {}, "id": "abcdefghi"}, {"name": "calc", "arguments": {}, "id": "abcdefghi"}]'
+    assert [call["id"] for call in render.parse(said(render, same))["tool_calls"]] == ["t0000c000", "t0000c001"]
 
 
 def test_a_template_that_reads_arguments_as_an_object_gets_one():

@@ -46,6 +46,38 @@ def xml(name, **parameters):
     return f"<tool_call>\n<function={name}>{inner}\n</function>\n</tool_call>"
 
 
+class TestMistralsCalls:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            'I look.[TOOL_CALLS] [{"name": "find", "arguments": {"query": "a"}}, {"name": "python", "arguments": {"code": ""}, "id": "x"}]',
+            '[TOOL_CALLS]find[ARGS]{"query": "a"}[TOOL_CALLS]python[CALL_ID]abc123456[ARGS]{"code": ""}',
+            '[TOOL_CALLS]find{"query": "a"}[TOOL_CALLS]python{"code": ""}',
+        ],
+    )
+    def test_lists_and_named_calls_are_read(self, text):
+        assert calls(text) == [ToolCall("find", {"query": "a"}), ToolCall("python", {"code": ""})]
+
+    @pytest.mark.parametrize(
+        "behind",
+        [
+            "",
+            "[]",
+            "[{}]",
+            '[{"name": "find"}]',
+            '[{"name": "find", "arguments": {}}',
+            "find",
+            "find[ARGS]{",
+            '[{"name": "find", "arguments": {}, "x": 1}]',
+            "[" * 5000,
+        ],
+    )
+    def test_what_is_malformed_is_told(self, behind):
+        problem = calls(f"[TOOL_CALLS]{behind}")
+        assert isinstance(problem, str)
+        assert '[TOOL_CALLS][{"name": "NAME", "arguments": {...}}]' in problem
+
+
 class TestCallsWithoutTags:
     """What Qwen2.5-Coder and Llama 3 write where their server has no parser of calls."""
 
