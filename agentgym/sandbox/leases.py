@@ -1,5 +1,6 @@
 """A sandbox that is lent: `SandboxPool.acquire` makes a `Lease`, which acts as the sandbox until `close` returns it."""
 
+import errno
 import os
 import threading
 import time
@@ -24,6 +25,12 @@ from agentgym.sandbox.api import (
 )
 
 Up = Callable[[], bool]
+_HOSTS_OWN = (
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.EACCES,
+    errno.EPERM,
+)  # of writes, where the guest calls none spoiled
 _begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a program, and how to ask for its back end
 
 
@@ -62,6 +69,7 @@ class Lease:
         self._up: Up = partial(pool.up_since, time.monotonic())
         self._used = False  # whether a program has run in it
         self._lost = False
+        self._called = time.monotonic()  # when the last call ended
 
     @property
     def alive(self) -> bool:
@@ -80,17 +88,17 @@ class Lease:
             return box.read(path, limit)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> None:
-        with self._told_apart() as box:
+        with self._told_apart(writes=True) as box:
             box.write(path, data, mode)
 
     def upload(self, source: Path, path: str = WORKSPACE) -> None:
-        with self._told_apart() as box:
+        with self._told_apart(writes=True) as box:
             box.upload(source, path)
 
     def put_archive(
         self, data: bytes | str | os.PathLike[str], to: str = WORKSPACE, limit: int = 256 * MEGABYTE
     ) -> None:
-        with self._told_apart() as box:
+        with self._told_apart(writes=True) as box:
             box.put_archive(data, to, limit)
 
     def get_archive(self, path: str = WORKSPACE, limit: int = 256 * MEGABYTE) -> bytes:
@@ -123,14 +131,20 @@ class Lease:
             self._pool.dropped.append(box)
 
     @contextmanager
-    def _told_apart(self, program: bool = False, values: bool = False) -> Iterator[Sandbox]:
-        """For one call that may run a `program`. `values`: a ValueError is about a program's traces, not the host's request."""
+    def _told_apart(self, program: bool = False, values: bool = False, writes: bool = False) -> Iterator[Sandbox]:
+        """For one call that may run a `program`, or `writes` to a path.
+
+        `values`: a ValueError is about a program's traces, not the host's request.
+        """
         box = self.box
         if box is None:
             raise SandboxError(f"sandbox {self.id} was returned to its pool: acquire another")
         if os.getpid() != self._pid:
             whose = f"belongs to process {self._pid}, and this process is a fork of it"
             raise SandboxError(f"sandbox {self.id} {whose}: acquire one here")
+        idle, limit = time.monotonic() - self._called, self.spec.idle_timeout
+        if box.alive and idle > limit:
+            raise SandboxError(f"sandbox {self.id} has ended: no call came for {idle:.0f} s (idle_timeout={limit:g})")
         alive = box.alive or self._lost  # one that the host closed was not lost by a program
         if program:
             self._used = True
@@ -144,9 +158,12 @@ class Lease:
                 blame(error, lambda: SANDBOX_SPOILED if spoiled else SANDBOX_LOST if up() else None)
             raise
         except (OSError, ValueError) as error:
-            if self._used and (values or isinstance(error, OSError)):
+            hosts = writes and isinstance(error, OSError) and error.errno in _HOSTS_OWN
+            if self._used and not hosts and (values or isinstance(error, OSError)):
                 blame(error, lambda: SANDBOX_SPOILED)
             raise
+        finally:
+            self._called = time.monotonic()
 
 
 class _LentSession:

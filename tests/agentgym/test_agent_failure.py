@@ -262,6 +262,21 @@ class TestWhoseFault:
             lease.exec("fail")
         assert agentgym.core.agent_failure.cause_of(raised.value) is None
 
+    @pytest.mark.parametrize("error", [PermissionError(13, "denied"), OSError(36, "name too long")])
+    def test_a_path_that_the_host_may_not_write_is_not(self, error):
+        """Where programs can be the cause, the guest tells `SandboxSpoiled`."""
+        assert self.cause(error) is None
+
+    def test_one_that_ended_because_the_host_did_not_call_is_not(self):
+        box = self.Box(SandboxError("broken pipe"))
+        box.spec = SandboxSpec(idle_timeout=0.05)
+        lease = Lease(box, SandboxPool(lambda: None, Places(1), up_since=lambda then: True))
+        lease.exec("true")
+        time.sleep(0.1)
+        with pytest.raises(SandboxError, match=r"no call came for 0 s \(idle_timeout=0.05\)") as raised:
+            lease.exec("fail")
+        assert agentgym.core.agent_failure.cause_of(raised.value) is None
+
     def test_an_environment_that_raises_another_error_from_it_is_understood(self):
         lost = SandboxError("gone")
         agentgym.core.agent_failure.blame(lost, lambda: SANDBOX_LOST)

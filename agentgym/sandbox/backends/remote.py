@@ -126,8 +126,8 @@ def _credentials(address: Address) -> tuple[dict[str, str], Any]:
         raise SandboxError(str(error)) from error
 
 
-class NoRoom(SandboxError):
-    """This server has no sandbox to give now, or cannot be reached: another may have."""
+class NoRoom(BackendDown):
+    """This server has no sandbox to give now, cannot be reached, or refuses what was asked: no program's doing."""
 
 
 class Full(NoRoom, SandboxesInUse):

@@ -19,6 +19,7 @@ from other_processes import FORK, acquire_and
 from remote_sandboxes import SECONDS, CuttingProxy, SandboxServer
 from waiting import until
 
+from agentgym.core.agent_failure import cause_of
 from agentgym.sandbox import SandboxError, SandboxSpec, acquire, choose, describe
 from agentgym.sandbox.api import SandboxesInUse
 from agentgym.sandbox.backends import select as backends
@@ -190,8 +191,9 @@ class TestLimits:
 
     def test_a_program_has_no_more_time_than_the_server_gives(self, server):
         box = acquire(SPEC, server.url)
-        with pytest.raises(SandboxError, match=r"timeout=90.*45 s \(of --step-timeout 50\)"):
+        with pytest.raises(SandboxError, match=r"timeout=90.*45 s \(of --step-timeout 50\)") as raised:
             box.exec("true", timeout=90)
+        assert cause_of(raised.value) is None, "the server refuses; no program of the agent's failed"
         assert box.exec("sleep 60", timeout=0.2).timed_out
         assert box.alive
 
