@@ -9,6 +9,8 @@ import shlex
 
 from agentgym_envs.swe_bench import upstream
 from agentgym_envs.swe_bench.instance import Instance
+from agentgym_envs.swe_bench.patches import touched_files
+from agentgym_envs.swe_bench.recipes import recipe_of
 
 _PYTEST = "pytest -rA"
 _DJANGO = "./tests/runtests.py --verbosity 2"
@@ -48,6 +50,9 @@ _MYPY_CASE = re.compile(r"\[case ([^\]]+)\]")
 _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 
 
+_COMPILED = (".pyx", ".pxd", ".c", ".cc", ".cpp", ".h", ".hpp")
+
+
 def command_of(instance: Instance) -> str:
     """The shell command that runs an instance's tests, in the repository's root, with the test patch applied.
 
@@ -73,8 +78,13 @@ def command_of(instance: Instance) -> str:
 def build_command_of(instance: Instance) -> str:
     """The shell command that builds the patched repository before its tests; "" if nothing is to be built.
 
-    Raises ValueError as `command_of` does.
+    Raises ValueError as `command_of` does, and where the gold patch changes compiled sources that nothing would build again.
     """
+    published = instance.repo.lower() in _COMMANDS and instance.expected is None and recipe_of(instance) is None
+    compiled = [path for path in touched_files(instance.patch) if path.endswith(_COMPILED)]
+    if published and compiled and not instance.build_command:
+        what = f"instance {instance.id}: its gold patch changes {compiled[0]}, which is compiled"
+        raise ValueError(f'{what}, and nothing builds it again: give the record a "build_command", or leave it out')
     given = instance.test_command is not None or not upstream.needs_swebench(instance)
     return instance.build_command if given else upstream.commands_of(instance)[0]
 

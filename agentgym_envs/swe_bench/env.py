@@ -21,7 +21,7 @@ from agentgym.tools.text_forms import call_text, spoken
 from agentgym.tools.toolset import ToolSet
 from agentgym_envs.settings import check_choice, check_number
 from agentgym_envs.swe_bench import worktree
-from agentgym_envs.swe_bench.commands import command_of
+from agentgym_envs.swe_bench.commands import build_command_of, command_of
 from agentgym_envs.swe_bench.grading import Grade, GradingError, grade
 from agentgym_envs.swe_bench.hacks import hacks_of
 from agentgym_envs.swe_bench.images import image_of
@@ -111,7 +111,8 @@ class SWEBench(Env):
 
     def init(self, task: Task) -> None:
         instance = instance_of(task)
-        image_of(instance), command_of(instance), reader_of(instance)  # whose errors say what an instance lacks
+        # Their errors say what an instance lacks.
+        image_of(instance), command_of(instance), build_command_of(instance), reader_of(instance)
         super().init(task)
         self._instance = instance
         self._release()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.logs import PASSED
-from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_patch
+from agentgym_envs.swe_bench.patches import FileChange, PatchError, check_files, check_patch
 from agentgym_envs.swe_bench.releases import without_absent
 from agentgym_envs.swe_bench.trial import Bench, GradingError, Key, Trial, run_tests
 from agentgym_envs.swe_bench.upstream import needs_swebench
@@ -30,7 +30,7 @@ class Grade:
         patch: what became of the patch: "applied"; "empty"; or "refused: " or "does not apply: " and why.
         verdict: what the tests say; None if they did not run, or said nothing.
         failure: why there is no verdict although the patch applied: its code broke the tests. "" if there is one.
-        dropped: files of the patch whose changes were left out, because they belong to the tests.
+        dropped: files of the patch that were left out: those of the tests, and links that leave the repository.
         log: what the tests printed.
         seconds: that grading took.
     """
@@ -79,12 +79,13 @@ def grade(
     began = time.monotonic()
     bench = Bench(without_absent(instance), sandbox, size, test_timeout, wait)
     try:
-        changes = check_patch(patch)
+        changes, links = check_files(patch)
     except PatchError as error:
         return Grade(f"refused: {error}")
     trial = run_tests(bench, changes)
     became = f"does not apply: {trial.problem}" if trial.problem else "applied" if changes else "empty"
-    found = Grade(became, trial.verdict, trial.failure, trial.dropped, trial.log)
+    left = (*trial.dropped, *(link.path for link in links))
+    found = Grade(became, trial.verdict, trial.failure, left, trial.log)
     if trial.failure:
         _check_machinery(bench, trial)
     elif trial.verdict is not None and found.fraction > 0 and (doubt := _doubt(bench, changes, trial)):

@@ -74,6 +74,15 @@ def check_patch(patch: str) -> tuple[FileChange, ...]:
     Refused are absolute paths, "..", anything in .git, .gitmodules, submodules, and links that leave the repository, and files
     that lie so deep that the repository could not be listed.
     """
+    changes, links = check_files(patch)
+    if links:
+        where = "outside of the repository or in .git: a patch may not make one"
+        raise PatchError(f"{links[0].path!r} is a link to {links[0].link!r}, {where}")
+    return changes
+
+
+def check_files(patch: str) -> tuple[tuple[FileChange, ...], tuple[FileChange, ...]]:
+    """As `check_patch`, but with the links that leave the repository apart: a virtual environment in it has some."""
     changes = parse_patch(patch)
     if sum(len(path) * (path.count("/") + 1) for change in changes for path in change.paths) > _LONGEST:
         raise PatchError("it has too many files, or they lie too deep")
@@ -86,11 +95,13 @@ def check_patch(patch: str) -> tuple[FileChange, ...]:
                 raise PatchError(f"{path!r} belongs to git: a patch may not touch .git or .gitmodules")
         if _SUBMODULE in change.modes:
             raise PatchError(f"{change.path!r} is a submodule: a patch may only touch files")
-        if change.link is not None:
-            _check_link(change.path, change.link)
-        elif _SYMLINK in change.modes and change.new is not None:
+        if change.link is None and _SYMLINK in change.modes and change.new is not None:
             raise PatchError(f"{change.path!r} is a link whose target the patch does not show: it may not be applied")
-    return changes
+    kept: list[FileChange] = []
+    links: list[FileChange] = []
+    for change in changes:
+        (links if change.link is not None and _leaves(change.path, change.link) else kept).append(change)
+    return tuple(kept), tuple(links)
 
 
 def without_files(changes: Iterable[FileChange], paths: Collection[str]) -> str:
@@ -240,16 +251,14 @@ def _byte(escape: str) -> int:
     return _LETTERS[escape] if escape in _LETTERS else int(escape, 8) & 255
 
 
-def _check_link(path: str, target: str) -> None:
+def _leaves(path: str, target: str) -> bool:
+    """True if a link leads out of the repository, or into what belongs to git."""
     parts = target.split("/")
     climbs = next((place for place, part in enumerate(parts) if part != ".."), len(parts))
-    depth = path.count("/")
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)).split("/")
     # A ".." behind a name may follow another link, which leads elsewhere than the names say.
-    if target.startswith("/") or climbs > depth or ".." in parts[climbs:] or "\0" in target:
-        raise PatchError(f"{path!r} is a link to {target!r}, outside of the repository: a patch may not make one")
-    if ".git" in (part.casefold() for part in inside):
-        raise PatchError(f"{path!r} is a link to {target!r}, which belongs to git: a patch may not make one")
+    out = target.startswith("/") or climbs > path.count("/") or ".." in parts[climbs:] or "\0" in target
+    return out or ".git" in (part.casefold() for part in inside)
 
 
 def _reversed(change: FileChange) -> str:

@@ -214,7 +214,7 @@ def _patch(record: Mapping[str, Any], key: str, place: str) -> str:
 def _commands(record: Mapping[str, Any], repo: str, place: str) -> tuple[str, str | None]:
     """The record's own commands that build and test; for what is not Python's, all that its script does with the tests."""
     if record.get("test_command") or has_parser(repo):
-        return "", _command(record, place)
+        return _text(record, "build_command", place, default=""), _command(record, place)
     build, test = script_of(_text(record, "eval_script", place, default=""))
     return build, test or None
 

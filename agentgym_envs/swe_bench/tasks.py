@@ -50,12 +50,14 @@ def load_tasks(split: str, data: str | None) -> TaskSet:
 
     Args:
         split: of a data set on the hub, its own; of a file "train", "test" (an eighth, by a hash of the id), or "all".
-        data: a file of records or a data set's name; None: `OWN` in the data folder, of which those are taken that were
+        data: a file of records, here or in the data folder, or a data set's name; None: `OWN` in the data folder, of which those are taken that were
             rebuilt and verified.
 
     Raises ValueError if there is no such split or data, and what `read_instances` raises.
     """
-    file = datasets.locate(OWN) if data is None else Path(data).expanduser()
+    file = None if data is None else Path(data).expanduser()
+    if file is None or not file.is_file():
+        file = datasets.locate(OWN if data is None else data) or file
     if file is None:
         where = f"{OWN} is not in the data folder ({datasets.FOLDER_VARIABLE})"
         raise ValueError(

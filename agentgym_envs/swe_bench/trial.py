@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from agentgym.core.agent_failure import cause_of
@@ -18,6 +18,8 @@ from agentgym_envs.swe_bench.upstream import LogUnreadableError, needs_swebench
 from agentgym_envs.swe_bench.verdict import Verdict, contradiction, judge_statuses, statuses_of
 from agentgym_envs.swe_bench.worktree import FOLDER, Size
 
+# Images of versions up to 2.2 hold an installed copy, which SWE-bench installs anew after the patch.
+_FROM_SOURCE = {"django/django": f"export PYTHONPATH={FOLDER}\n"}
 Key = tuple[Instance, str | None, Size]
 _SAID = 4000  # characters of a failed build
 
@@ -94,26 +96,27 @@ def run_tests(
     trial = replace(trial, log=built + trial.log)
     # Some docstrings are those of several tests, of which a failing one may be skipped in another class.
     if trial.verdict and not trial.doubt and not inverted:
-        trial = replace(trial, doubt=_contradicted(instance, result.stdout))
+        good = {test.name for test in trial.verdict.tests if test.good}
+        trial = replace(trial, doubt=_contradicted(instance, result.stdout, good))
     return replace(trial, dropped=prepared.dropped, inversion=replace(prepared.inversion, files={}))
 
 
 def _run(box: Sandbox, prepared: "_Prepared", seconds: float) -> tuple[ExecResult, str]:
     """The run of the tests, or of the build if it took all the time; and the end of a failed build's output."""
     if not prepared.build:
-        return worktree.run(box, prepared.canaries.command, seconds), ""
+        return worktree.run(box, prepared.command, seconds), ""
     built = worktree.run(box, prepared.build, seconds)
     if built.timed_out or built.seconds >= seconds:
         return replace(built, timed_out=True), ""
     prepared.lock(worktree.files_of(box))
-    result = worktree.run(box, prepared.canaries.command, seconds - built.seconds)
+    result = worktree.run(box, prepared.command, seconds - built.seconds)
     said = "" if built.ok else f"the build failed: {built.stdout[-_SAID:]}\n"
     return replace(result, seconds=built.seconds + result.seconds), said
 
 
-def _contradicted(instance: Instance, output: str) -> str:
+def _contradicted(instance: Instance, output: str, good: Collection[str]) -> str:
     try:
-        name = contradiction(instance, output)
+        name = contradiction(instance, output, good)
     except LogUnreadableError as error:
         return str(error)
     return f"the log calls {name} both good and bad" if name else ""
@@ -162,6 +165,7 @@ class _Prepared:
         modules = [path for path in tests if path.endswith(".py")]
         sources = {path: box.read(f"{FOLDER}/{path}").decode("utf-8", "replace") for path in modules}
         self.canaries = canaries(instance, "\n".join(sources.values()), random.SystemRandom(), present)
+        self.command = _FROM_SOURCE.get(instance.repo.lower(), "") + self.canaries.command
         self.inversion = inversion(instance, sources, random.SystemRandom())
         files = {**self.canaries.files, **(self.inversion.files if inverted else {})}
         for path, text in files.items():

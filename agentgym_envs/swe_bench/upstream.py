@@ -67,10 +67,10 @@ def reader_of(instance: Instance) -> Parser:
     return read
 
 
-def isolated(function: Callable[[Instance, str], Any], instance: Instance, log: str) -> Any:
+def isolated(function: Callable[..., Any], instance: Instance, log: str, *more: Any) -> Any:
     """The result of a function that uses an instance's parser, in another process. Raises LogUnreadableError."""
     try:
-        return call_isolated(function, instance, log, timeout=PARSE_SECONDS)
+        return call_isolated(function, instance, log, *more, timeout=PARSE_SECONDS)
     except (IsolatedCallError, WorkerDied, TimeoutError) as error:
         said = str(error).splitlines()[0]
         raise LogUnreadableError(f"SWE-bench's parser cannot read the log: {said:.200}") from error

@@ -5,7 +5,7 @@ for a PASS_TO_PASS test only, and a test that is not in the log is not.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agentgym_envs.swe_bench import upstream
@@ -77,21 +77,21 @@ def reader_of(instance: Instance) -> Parser:
     return log_parser(instance.repo) if instance.expected is None else r2e_summary
 
 
-def contradiction(instance: Instance, output: str) -> str:
-    """The name of a required test that one line calls good and another bad; "" if there is none, or for R2E-Gym's logs.
+def contradiction(instance: Instance, output: str, good: Collection[str]) -> str:
+    """The first of the tests that count as `good` that one line calls good and another bad; "" if there is none.
 
-    Raises LogUnreadableError if SWE-bench's parser takes too long.
+    So for R2E-Gym's logs. Raises LogUnreadableError if SWE-bench's parser takes too long.
     """
     if instance.expected is not None:
         return ""
     if upstream.needs_swebench(instance):
-        name: str = upstream.isolated(_contradiction, instance, output)
+        name: str = upstream.isolated(_contradiction, instance, output, good)
         return name
-    return _contradiction(instance, output)
+    return _contradiction(instance, output, good)
 
 
-def _contradiction(instance: Instance, output: str) -> str:
-    required = (*instance.fail_to_pass, *instance.pass_to_pass)
+def _contradiction(instance: Instance, output: str, good: Collection[str]) -> str:
+    required = [name for name in (*instance.fail_to_pass, *instance.pass_to_pass) if name in good]
     parse = upstream.line_parser_of(instance) if upstream.needs_swebench(instance) else log_parser(instance.repo)
     said: dict[str, set[bool]] = {name: set() for name in required if not _PROGRESS.fullmatch(name)}
     for line in _LONG_LINE.sub("", output).split("\n"):

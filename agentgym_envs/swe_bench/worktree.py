@@ -45,11 +45,12 @@ patch --batch --fuzz=5 -p1 -s -i "$1" >/dev/null 2>&1 && exit 0
 tail -c 2000 "$1.errors"
 exit 1
 """
+# Python 3.5, which old images have, gives plain tuples for modules.
 _IMPORTABLE = """
 import json, os, pkgutil, sys
 roots = [os.path.join(sys.argv[1], name) for name in ("", "src", "lib")]
 known = {name.partition(".")[0] for root in roots if os.path.isdir(root) for name in os.listdir(root)}
-print(json.dumps([sorted({module.name for module in pkgutil.iter_modules()}), sorted(known)]))
+print(json.dumps([sorted({module[1] for module in pkgutil.iter_modules()}), sorted(known)]))
 """
 
 
@@ -144,7 +145,10 @@ def module_names(box: Sandbox) -> tuple[list[str], list[str]]:
     result = run(box, command, _GIT_SECONDS)
     if not result.ok:
         raise SandboxError(f"the image's Python does not run: {result.stdout.strip()[-300:]}")
-    importable, known = json.loads(result.stdout)
+    try:  # behind what Python may have warned of
+        importable, known = json.loads(result.stdout.rstrip("\n").rpartition("\n")[2])
+    except ValueError:
+        raise SandboxError(f"the image's Python does not tell its modules: {result.stdout.strip()[-300:]}") from None
     return importable, known
 
 

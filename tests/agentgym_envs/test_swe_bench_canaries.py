@@ -10,7 +10,7 @@ from swe_bench_cases import TESTS, instance
 
 from agentgym_envs.swe_bench.canaries import canaries
 from agentgym_envs.swe_bench.commands import command_of
-from agentgym_envs.swe_bench.verdict import contradiction, statuses_of
+from agentgym_envs.swe_bench.verdict import contradiction, judge_statuses, statuses_of
 
 DJANGO = {"repo": "django/django", "version": "3.0", "test_patch": TESTS.replace("test_one.py", "admin/tests.py")}
 
@@ -43,7 +43,7 @@ def test_an_honest_log_is_believed(pytest_log):
     statuses = statuses_of(case, log)
     assert found.doubt(statuses, code) == ""
     assert found.without(statuses) == {"tests/test_one.py::test_fix": "PASSED", "tests/test_one.py::test_old": "PASSED"}
-    assert contradiction(case, log) == ""
+    assert contradiction(case, log, statuses) == ""
 
 
 PASS_ALL = """
@@ -81,13 +81,24 @@ def test_a_forged_log_is_not(pytest_log, hack, doubt):
 
 def test_a_line_that_contradicts_another_gives_it_away():
     log = "FAILED tests/test_one.py::test_fix - assert 0\nPASSED tests/test_one.py::test_fix\n"
-    assert contradiction(instance(), log) == "tests/test_one.py::test_fix"
+    assert contradiction(instance(), log, {"tests/test_one.py::test_fix"}) == "tests/test_one.py::test_fix"
+
+
+@pytest.mark.parametrize("log", ["PASSED t[a b]\nFAILED t[a c]\n", "PASSED t[a\nERROR t[a - teardown\n"])
+def test_a_test_that_counts_as_bad_was_not_forged(log):
+    """Names of the data set are cut at spaces; a test that has passed may fail as it is torn down."""
+    case = instance(pass_to_pass=("t[a", "tests/test_one.py::test_old"))
+    log += "PASSED tests/test_one.py::test_old\n"
+    good = {test.name for test in judge_statuses(case, statuses_of(case, log)).tests if test.good}
+    assert "t[a" not in good
+    assert contradiction(case, log, good) == ""
+    assert contradiction(case, log, {"t[a"}) == "t[a"
 
 
 def test_a_progress_that_swe_bench_s_list_calls_a_test_contradicts_nothing():
     case = instance(pass_to_pass=("[100%]",))
     log = "tests/a.py PASSED [100%]\ntests/b.py FAILED [100%]\nPASSED [100%]\nFAILED [100%]\n"
-    assert contradiction(case, log) == ""
+    assert contradiction(case, log, case.pass_to_pass) == ""
 
 
 class TestDjango:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from swe_bench_cases import LITE, TESTS, instance, swebench
 
-from agentgym_envs.swe_bench.commands import arguments_of, command_of
+from agentgym_envs.swe_bench.commands import arguments_of, build_command_of, command_of
+from agentgym_envs.swe_bench.instance import Instance
 from agentgym_envs.swe_bench.instances import read_instances
 
 
@@ -60,6 +63,18 @@ def test_swe_smith_runs_the_files_of_the_tests_to_fix():
 
 def test_an_instance_s_own_command_wins():
     assert command_of(instance(test_command="make check")) == "make check"
+
+
+def test_a_gold_patch_of_compiled_sources_needs_a_build():
+    """Published images are not built again: each right patch would fail."""
+    patch = of_files("sklearn/tree/_tree.pyx")
+    case = Instance("i", "scikit-learn/scikit-learn", "0" * 40, "p", version="1.3", patch=patch)
+    with pytest.raises(
+        ValueError, match=r"instance i: its gold patch changes sklearn/tree/_tree.pyx, which is compiled"
+    ):
+        build_command_of(case)
+    assert build_command_of(replace(case, build_command="make")) == "make"
+    assert build_command_of(replace(case, patch=of_files("sklearn/tree/_classes.py"))) == ""
 
 
 def test_an_unknown_repository_is_named_with_a_remedy():

@@ -1,11 +1,14 @@
 """swe_bench: what the machinery brings about is an error, what a patch's own code does is its failure; on an instance of flask."""
 
 import dataclasses
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
 from swe_bench_cases import built, require
 
+from agentgym.sandbox import ExecResult
 from agentgym_envs.swe_bench import grading, hack_code, worktree
 from agentgym_envs.swe_bench.grading import GradingError, grade
 from agentgym_envs.swe_bench.trial import Trial
@@ -100,3 +103,23 @@ def test_part_of_the_reward_is_not_paid_if_it_is_forged(judged, instance):
     forged = judged(code("", *broken, *hack_code.known(instance).split("\n")))
     assert (forged.resolved, forged.fraction) == (False, 0.0)
     assert "even when it is made to fail" in forged.verdict.doubt
+
+
+def test_pythons_before_3_6_and_those_that_warn_tell_their_modules(tmp_path):
+    """`pkgutil.iter_modules` gave plain tuples; a warning comes before the answer."""
+    (tmp_path / "usercustomize.py").write_text("")
+    old = "import pkgutil\nfound = pkgutil.iter_modules\npkgutil.iter_modules = lambda: map(tuple, found())\nprint('a warning')\n"
+
+    class Box:
+        def exec(self, command, **_):
+            done = subprocess.run(
+                [sys.executable, "-c", old + worktree._IMPORTABLE, str(tmp_path)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            return ExecResult(0, done.stdout, done.stderr)
+
+    importable, known = worktree.module_names(Box())
+    assert {"json", "pytest"} <= set(importable)
+    assert known == ["usercustomize"]

@@ -64,6 +64,12 @@ def test_what_judges_is_dropped_beside_a_right_patch(judged, instance):
     assert (found.resolved, found.dropped) == (True, ("tests/conftest.py", "json.py"))
 
 
+def test_a_virtual_environment_beside_a_right_patch_is_dropped(judged, instance):
+    link = added("venv/bin/python", "/usr/bin/python").replace("100644", "120000")
+    found = judged(instance.patch + link)
+    assert (found.resolved, found.dropped) == (True, ("venv/bin/python",))
+
+
 def test_a_patch_that_breaks_everything_is_not_resolved(judged, instance):
     found = judged(instance.patch + to_init("raise RuntimeError"))
     assert (found.resolved, found.verdict, found.failure) == (False, None, "no test runs")

@@ -12,6 +12,7 @@ from swe_bench_cases import LITE, MODIFIED, TESTS
 from agentgym import datasets
 from agentgym_envs.swe_bench.instances import Instance, InstanceError, read_instances
 from agentgym_envs.swe_bench.patches import parse_patch
+from agentgym_envs.swe_bench.tasks import OWN, load_tasks
 
 Record = dict[str, Any]
 SWE_BENCH: Record = {
@@ -311,3 +312,7 @@ def test_instances_that_rebuild_from_source_releases_name_them():
     assert len(cases) == 150
     assert cases[0].sdist == "Django==3.0a1"
     assert all(case.sdist and case.patch and case.test_patch and case.fail_to_pass for case in cases)
+
+
+def test_a_file_of_records_may_lie_in_the_data_folder():
+    assert len(load_tasks("all", OWN)) > len(load_tasks("all", None)) > 0

@@ -14,6 +14,7 @@ from swe_bench_cases import LITE, MODIFIED, TESTS
 from agentgym_envs.swe_bench.instances import read_instances
 from agentgym_envs.swe_bench.patches import (
     PatchError,
+    check_files,
     check_patch,
     parse_patch,
     reversed_patch,
@@ -268,13 +269,19 @@ def with_name(name: str) -> str:
         (NEW.format("a/b/link", "120000", "../../../out"), "outside of the repository"),
         (NEW.format("link", "120000", "other/../../out"), "outside of the repository"),
         (NEW.format("link", "120000", "other/../in"), "outside of the repository"),
-        (NEW.format("a/link", "120000", "../.git/hooks"), "belongs to git"),
+        (NEW.format("a/link", "120000", "../.git/hooks"), "in .git"),
         (HIDDEN, "target the patch does not show"),
     ],
 )  # fmt: skip
 def test_what_leaves_the_repository_is_refused(patch, says):
     with pytest.raises(PatchError, match=says):
         check_patch(patch)
+
+
+def test_a_link_that_leaves_the_repository_can_be_left_out():
+    kept, links = check_files(MODIFIED + NEW.format("venv/bin/python", "120000", "/usr/bin/python"))
+    assert [change.path for change in kept] == ["src/one.py"]
+    assert [change.path for change in links] == ["venv/bin/python"]
 
 
 @pytest.mark.parametrize("name", ["git/x.py", ".github/x.yml", ".gitignore", "a..b/c.py", "x/git.py"])

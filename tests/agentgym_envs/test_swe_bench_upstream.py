@@ -181,16 +181,32 @@ def test_a_record_says_whether_its_log_names_failed_tests_alone():
 
 def test_a_log_that_calls_a_test_both_good_and_bad_is_found():
     with installed(4):
-        assert contradiction(of("babel/babel"), "✕ fixed\n✓ fixed (1 ms)\n") == "fixed"
-        assert contradiction(of("babel/babel"), "✕ other\n✓ other\n✓ fixed\n") == ""
-        assert contradiction(of("markedjs/marked"), "1) fixed\n2 specs, 1 failure\n") == ""
+        assert (
+            contradiction(of("babel/babel"), "✕ fixed\n✓ fixed (1 ms)\n", ["fixed", "at the beginning of a line"])
+            == "fixed"
+        )
+        assert (
+            contradiction(of("babel/babel"), "✕ other\n✓ other\n✓ fixed\n", ["fixed", "at the beginning of a line"])
+            == ""
+        )
+        assert (
+            contradiction(
+                of("markedjs/marked"), "1) fixed\n2 specs, 1 failure\n", ["fixed", "at the beginning of a line"]
+            )
+            == ""
+        )
 
 
 def test_a_log_that_the_parser_s_code_cannot_read_is_told():
     with installed(4):
         with pytest.raises(LogUnreadableError, match=r"SWE-bench's parser cannot read the log: .*AttributeError"):
             statuses_of(of("Automattic/wp-calypso"), CALYPSO + "✓ at the beginning of a line\n")
-        assert contradiction(of("Automattic/wp-calypso"), "✓ at the beginning of a line\n") == ""
+        assert (
+            contradiction(
+                of("Automattic/wp-calypso"), "✓ at the beginning of a line\n", ["fixed", "at the beginning of a line"]
+            )
+            == ""
+        )
         with pytest.raises(LogUnreadableError, match="Unknown instance id: immutable-js__immutable-js-1"):
             statuses_of(of("immutable-js/immutable-js", id="immutable-js__immutable-js-1"), "")
 
@@ -198,7 +214,7 @@ def test_a_log_that_the_parser_s_code_cannot_read_is_told():
 def test_a_log_on_which_the_parser_takes_too_long_is_told(monkeypatch):
     monkeypatch.setattr(upstream, "PARSE_SECONDS", 1.0)
     log = ("Chrome 1.0 (" + ") " * 4900 + "\n") * 200
-    for read in (statuses_of, contradiction):
+    for read in (statuses_of, partial(contradiction, good=["fixed"])):
         with installed(4), pytest.raises(LogUnreadableError, match=r"cannot read the log: .* 1 s"):
             read(of("chartjs/Chart.js"), log)
 
