@@ -70,7 +70,7 @@ def choose(
     overlong, dynamic = algorithm.overlong, algorithm.filter.rounds > 1
     in_kept = [t for group in groups for t in group.trajectories if _took_part(t)]
     of_players = [t for group in apart(groups, algorithm.credit) for t in group.trajectories if _took_part(t)]
-    trained = {t.id for group in groups for t, in_loss in participants(group, overlong) if in_loss}
+    trained = {id for group in groups for id in _trained(group, algorithm)}
     later = {id(group) for group in left}
     never = [group for group in (*carried, *played) if id(group) not in later]
     out = [t.sampled_tokens for g in never for t in g.trajectories if _took_part(t) and t.id not in trained]
@@ -91,13 +91,25 @@ def choose(
     return groups, metrics
 
 
+def _trained(group: Group, algorithm: AlgorithmConfig) -> set[str]:
+    """The ids of the episodes that are in the loss; of those with players, where the part of one of them is."""
+    found = set()
+    for own in apart([group], algorithm.credit):
+        in_loss = {t.id for t, trained_on in participants(own, algorithm.overlong) if trained_on}
+        parts = zip(group.trajectories, own.trajectories, strict=True)
+        found |= {whole.id for whole, part in parts if part.id in in_loss}
+    return found
+
+
 def surplus(
     played: Sequence[Group], algorithm: AlgorithmConfig, wanted: int, carried: Sequence[Group], oldest: float
 ) -> list[Group]:
     """Groups of dynamic sampling beyond those of `choose`, for the next step; all their tokens are of version `oldest` or newer.
 
-    Their episodes get ids that are unique among steps.
+    Their episodes get ids that are unique among steps. Without dynamic sampling there are none, and no filter is asked.
     """
+    if algorithm.filter.rounds == 1:
+        return []
     _, left = _chosen(played, algorithm, wanted, carried, oldest)
     return [Group(g.task_id, [replace(t, id=f"{t.id} before {oldest}") for t in g.trajectories]) for g in left]
 

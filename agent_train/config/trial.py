@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from agent_train.algorithms.advantage_inputs import AdvantageInputs
-from agent_train.algorithms.selection import participants, turn_rewards
+from agent_train.algorithms.selection import choose, participants, turn_rewards
 from agent_train.algorithms.step_advantages import with_advantages
-from agent_train.config.schema import Config, first_line
+from agent_train.config.schema import AlgorithmConfig, Config, first_line
 from agent_train.data.packing import batch_of, weighted
 from agent_train.data.samples import TrainingSample, samples_of
 from agent_train.learner.policy_objective import PolicyObjective, policy_objective
@@ -35,12 +35,19 @@ def wrong_formulas(config: Config) -> Iterator[str]:
     except ValueError as error:
         yield f"algorithm.loss={algorithm.loss}: {first_line(error)}"
         return
+    groups = _groups(algorithm)
+    failed = [replace(trajectory, end="error") for trajectory in groups[0].trajectories]
     try:
-        samples = _samples(config)
+        choose([*groups, Group("task 2", failed)], algorithm, len(groups))
+    except Exception as error:  # the code of a filter of one's own, say
+        yield f"algorithm.filter.name={algorithm.filter.name}: {_told(error)}"
+        return
+    try:
+        samples = _samples(config, groups)
     except KeyError:  # of the user's own function, which reads an info or a metric: made-up episodes have none
         return
-    except ValueError as error:
-        yield f"algorithm.advantage.name={algorithm.advantage.name}: {first_line(error)}"
+    except Exception as error:
+        yield f"algorithm.advantage.name={algorithm.advantage.name}: {_told(error)}"
         return
     try:
         kl_coef = algorithm.kl.coef if algorithm.kl.place == "loss" else 0.0
@@ -86,12 +93,19 @@ def wrong_model(config: Config) -> Iterator[str]:
         yield f"model.path={config.model.path}: {first_line(error)}"
 
 
-def _samples(config: Config) -> list[TrainingSample]:
-    """Samples of two groups with the advantages of these settings."""
-    algorithm = config.algorithm
-    # Episodes that succeed and that fail.
+def _told(error: Exception) -> str:
+    return first_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _groups(algorithm: AlgorithmConfig) -> list[Group]:
+    """Two groups, with episodes of reward 0 and 1."""
     size = max(2, min(algorithm.group_size, 4)) if algorithm.group_size > 1 else 1
-    groups = [Group(task, [_episode(task, sample) for sample in range(size)]) for task in ("task 0", "task 1")]
+    return [Group(task, [_episode(task, sample) for sample in range(size)]) for task in ("task 0", "task 1")]
+
+
+def _samples(config: Config, groups: list[Group]) -> list[TrainingSample]:
+    """Samples of groups with the advantages of these settings."""
+    algorithm = config.algorithm
     scored = []
     for group in groups:
         for trajectory, in_loss in participants(group, algorithm.overlong):

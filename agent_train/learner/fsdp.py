@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,13 +140,16 @@ def shard(policy: Packed, dims: ParallelDims, config: Config, model_dir: str | P
         split_layers(model, blocks, dims.tensor_mesh)
     if settings.compile:
         compile_blocks(model, blocks)
-    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)}
+    # A cast of inputs would reach into a micro-batch, round its temperatures, and give each block a copy of its `Segments`.
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    options: dict[str, Any] = {"mp_policy": mixed}
     if settings.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in blocks:
         fully_shard(block, mesh=dims.fsdp, **options)
     fully_shard(policy, mesh=dims.world, **options)
-    fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, initial_adapter)
+    adapter = partial(initial_adapter, seed=config.trainer.seed)
+    fill(policy, model, model_dir, torch.device("cpu") if settings.offload else device, adapter)
     if dims.spread is not None:
         spread_over(policy, dims.spread)
     if on_cpu_in_half(device, dtype):

@@ -47,13 +47,13 @@ def add_adapters(model: Any, settings: LoraConfig) -> None:
     inject_adapter_in_model(peft_config, model, ADAPTER, low_cpu_mem_usage=True)
 
 
-def initial_adapter(name: str, shape: tuple[int, ...]) -> Tensor:
+def initial_adapter(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """The initial weight of an adapter, the same on every rank: A uniform within 1 / sqrt(inputs), B zeros."""
     if ".lora_B." in name:
         return torch.zeros(shape)
     if ".lora_A." not in name:
         raise ValueError(f"the model's files have no {name}")
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     bound = 1 / math.sqrt(shape[1])
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 

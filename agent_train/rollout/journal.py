@@ -42,6 +42,7 @@ class _Episode:
     reached: int = 0  # turns of the present try so far
     failed_at: set[int] = field(default_factory=set)  # what tries that failed had reached
     anew: bool = False  # it was begun anew in this start
+    went_otherwise: bool = False  # a try that diverged went on by itself
     # Turns and `earlier` of a try that diverged, up to there.
     before_divergence: tuple[list[JournalTurn], int] = field(default_factory=lambda: ([], 0))
 
@@ -122,6 +123,7 @@ class Journal:
         """The try that has diverged goes on from there, with the turns before."""
         found = self._episodes[episode]
         found.turns, found.earlier = found.before_divergence
+        found.went_otherwise = True
 
     def keep(self, episode: str, shared: int, new: list[int], completion: Completion) -> None:
         """Keep the try's next turn, and write it with the others that end in this pass of the event loop."""
@@ -139,9 +141,12 @@ class Journal:
         self._ended.append(record | schedule | vars(completion))
 
     def again(self, episode: str) -> bool:
-        """True if an episode whose try has failed is to be tried again: by its turns, unless one has failed there before; else once anew."""
+        """True if an episode whose try has failed is to be tried again: by its turns, else once anew.
+
+        Not by its turns where a try has failed there before, or went otherwise: so might the next, and fail elsewhere each time.
+        """
         found = self._episodes[episode]
-        if found.turns and found.reached not in found.failed_at:
+        if found.turns and found.reached not in found.failed_at and not found.went_otherwise:
             found.failed_at.add(found.reached)
             return True
         found.failed_at.add(found.reached)

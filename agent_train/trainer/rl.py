@@ -193,9 +193,12 @@ async def play(
 
 
 def left_by(config: Config, rollout: Rollout, step: int) -> list[Group]:
-    """The groups that a step leaves to the next one."""
+    """The groups that a step leaves to the next one. StepError if a filter of the user's own fails."""
     wanted, oldest = config.trainer.groups_per_step, _oldest(config, rollout, step + 1)
-    return surplus(rollout.groups, config.algorithm, wanted, rollout.carried, oldest)
+    try:
+        return surplus(rollout.groups, config.algorithm, wanted, rollout.carried, oldest)
+    except ValueError as error:
+        raise StepError(str(error)) from error
 
 
 def _oldest(config: Config, rollout: Rollout, step: int) -> float:

@@ -59,7 +59,7 @@ class Case:
         return config
 
 
-def spread_adapter(name, shape):
+def spread_adapter(name, shape, seed):
     """An adapter whose B is not zero either, so that it changes what the model says."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -122,6 +123,29 @@ def test_a_try_that_diverges_and_goes_on_is_read_as_it_went_on(tmp_path):
 
     asyncio.run(go_on())
     assert read(path, "e") == [[turn(0), turn(9), turn(10)]]
+
+
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=20, unique=True))
+def test_an_episode_that_goes_otherwise_in_each_try_is_tried_twice_more(lengths):
+    """As of an agent that writes the time into its prompts, with an environment that fails for ever."""
+    prompts = itertools.count()
+
+    async def tries():
+        with Journal() as journal:
+            for tried, length in enumerate(lengths, 1):
+                journal.begin("e", 0)
+                for _ in range(length):
+                    new = [next(prompts)]
+                    try:
+                        assert journal.answer("e", 0, new) is None
+                    except DivergedError:
+                        journal.go_on("e")
+                    journal.keep("e", 0, new, turn(0)[2])
+                if not journal.again("e"):
+                    return tried
+        raise AssertionError
+
+    assert asyncio.run(tries()) == 3
 
 
 def test_a_turn_is_on_disk_when_the_event_loop_has_passed(tmp_path):

@@ -11,7 +11,9 @@ from learner_cases import advantage_of, assert_same, gradients_of, make_config, 
 from transformers import AutoModelForCausalLM
 
 from agent_train.data.packing import rank_batches
+from agent_train.learner import head
 from agent_train.learner.fsdp import full_tensors
+from agent_train.learner.head import chunked_head
 from agent_train.weights.collective import checksum, make_group, receive_buckets
 from agent_train.weights.sync import WeightAddress, free_port
 
@@ -278,6 +280,28 @@ def test_bf16_computes_sends_and_saves_in_bf16_and_keeps_fp32_weights(model_dir,
     assert metrics.entropy != expected.entropy
     assert metrics.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
     assert AutoModelForCausalLM.from_pretrained(str(tmp_path / "half")).dtype == torch.bfloat16
+
+
+def test_sharding_in_bf16_leaves_a_micro_batch_as_it_is(model_dir, monkeypatch):
+    """FSDP's cast of inputs would round 0.7 to 0.69921875, and give each block segments of its own."""
+    config = make_config()
+    half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    rows = [dataclasses.replace(row, temperature=0.7) for row in make_rows()]
+    temperatures, segments = set(), []
+
+    def spied(*arguments):
+        temperatures.update(arguments[3].tolist())
+        return chunked_head(*arguments)
+
+    monkeypatch.setattr(head, "chunked_head", spied)
+    with one_rank(model_dir, half) as worker:
+        for block in worker.module.model.model.layers:
+            block.register_forward_pre_hook(lambda _, __, given: segments.append(given["segments"]), with_kwargs=True)
+        worker.score(worker._batches(share_of(rows)))
+    assert torch.tensor(0.7).item() in temperatures
+    assert temperatures <= {torch.tensor(0.7).item(), 1.0}, "that of tokens that fill a micro-batch up"
+    assert len(segments) == 2
+    assert segments[0] is segments[1]
 
 
 @pytest.mark.parametrize("role", ["policy", "critic"])

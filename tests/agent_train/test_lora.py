@@ -15,7 +15,7 @@ from agent_train.config.schema import Config, EngineConfig
 from agent_train.engine.base import EngineError, Sampling
 from agent_train.engine.vllm import VllmEngine
 from agent_train.learner.fsdp import full_tensors, load_policy
-from agent_train.learner.lora import add_adapters
+from agent_train.learner.lora import add_adapters, initial_adapter
 from agent_train.learner.parallel import deal_to_ranks
 from agent_train.learner.roles import reference_is_base, roles_of, sends_adapters
 from agent_train.weights.sync import WeightSyncError, sync_adapter
@@ -73,6 +73,13 @@ def base_logprobs(model_dir):
 def test_an_adapter_changes_nothing_at_first_and_learns(trained, base_logprobs):
     assert trained["begin"] == base_logprobs
     assert trained["after"] != base_logprobs
+
+
+def test_the_seed_decides_the_adapter_that_a_run_begins_with():
+    name = "layers.0.q_proj.lora_A.weight"
+    first, again, other = (initial_adapter(name, (4, 32), seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_only_the_adapters_are_trained(trained):

@@ -23,8 +23,9 @@ from agent_train.config.schema import AlgorithmConfig, Config, OverlongConfig
 from agent_train.rollout.draws import Draws
 from agent_train.rollout.journal import Journal
 from agent_train.trainer.rl import play
+from agentgym.core.messages import assistant
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.core.trajectory import Group
+from agentgym.core.trajectory import Group, Tokens, Trajectory, Turn
 
 
 def no_journal():
@@ -109,6 +110,24 @@ def test_a_cut_episode_is_out_of_the_loss_and_in_the_baseline_or_not(baseline):
     assert all(in_loss for _, in_loss in participants(made, OverlongConfig())), (
         "nothing is masked unless it is asked for"
     )
+
+
+@pytest.mark.parametrize("cut", ["X", "O"])
+def test_an_episode_of_players_is_trained_on_where_the_part_of_one_of_them_is(cut):
+    """The episode's last turn is O's; each player's part is truncated by its own last turn."""
+
+    def turn(player, reward):
+        return Turn(
+            [],
+            assistant("x"),
+            reward,
+            player=player,
+            tokens=Tokens([1], [2], [0.0], [0], "length" if player == cut else "stop"),
+        )
+
+    played = [Trajectory(f"t/{n}", "e", "t", n, turns=[turn("X", 0.0), turn("O", float(n))]) for n in range(2)]
+    _, selection = choose([Group("t", played)], algorithm(overlong={"mask": True}), 1)
+    assert (selection.episodes, selection.masked, selection.dropped) == (2, 0, 0)
 
 
 def test_a_failed_episode_takes_no_part_and_is_in_no_length():

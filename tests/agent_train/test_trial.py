@@ -102,6 +102,33 @@ def test_a_users_own_advantage_is_tried_and_one_that_cannot_be_imported_is_refus
     assert "cannot import module" in problem
 
 
+def backwards(rewards, share):
+    return list(reversed(range(len(rewards))))
+
+
+def best(rewards, share):
+    """It forgets that episodes fail."""
+    return [number for number, group in enumerate(rewards) if max(group) > share]
+
+
+def of_nothing(*inputs):
+    return inputs[99]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"algorithm.filter.name={__name__}:backwards", "not ascending indices of 3 groups"),
+        (f"algorithm.filter.name={__name__}:best", "TypeError: '>' not supported"),
+        (f"algorithm.advantage.name={__name__}:of_nothing", "IndexError: "),
+    ],
+)
+def test_a_users_own_function_that_fails_is_told_before_the_run(override, words):
+    (problem,) = problems(override)
+    assert problem.startswith(f"{override}: ")
+    assert words in problem
+
+
 def by_progress(trajectory):
     """A shaping that reads what its environment tells."""
     return [turn.reward + turn.info["progress"] for turn in trajectory.turns]
