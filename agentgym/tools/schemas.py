@@ -118,14 +118,20 @@ def problem_of_names(arguments: Any, parameters: Mapping[str, Any]) -> str | Non
     return None
 
 
+_OF_PYTHON = {"True": True, "False": False, "None": None}
+
+
 def typed(texts: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that were written as text, parsed as JSON if their schema takes no text. "" is the `sole_argument`."""
+    """Arguments that were written as text, parsed as JSON if their schema takes no text. "" is the `sole_argument`.
+
+    Some chat templates write Python's True, False and None.
+    """
     properties = parameters.get("properties", {})
     read: dict[str, Any] = {}
     for written, text in texts.items():
         name = written or sole_argument(parameters) or ""
         value = text if _takes_text(properties.get(name, {}), text) else parse_json(text)
-        read[name] = text if isinstance(value, NotJson) else value
+        read[name] = _OF_PYTHON.get(text.strip(), text) if isinstance(value, NotJson) else value
     return read
 
 

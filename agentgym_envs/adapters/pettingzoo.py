@@ -79,7 +79,8 @@ class PettingZooEnv(PlayersEnv):
         for agent in inner.agents:
             form = form_of(inner.action_space(agent), self._actions)
             self.tell(f"{told}\n\nYou are {agent}. Answer with {form}.\n".lstrip(), str(agent))
-        return self.opening(self._asked(), **self._info())
+        shown, info = self.opening(self._asked())
+        return shown, {**self._info(), **info}
 
     def step(self, action: Action) -> Step:
         """Take the action of the player whose turn it is; a reply that is none is replaced as the Gymnasium adapter does it."""
@@ -100,7 +101,8 @@ class PettingZooEnv(PlayersEnv):
         while inner.agents and self._is_out(inner.agent_selection):
             inner.step(None)
         if inner.agents:
-            return self.pass_to(self._asked(), rewards, **{**self._info(), **info})
+            *rest, own = self.pass_to(self._asked(), rewards, **info)
+            return (*rest, {**self._info(), **own})  # whose keys may be any
         self.tell(f"It is over: {', '.join(f'{name} gets {reward:g}' for name, reward in rewards.items())}.")
         shown, reward, terminated, _, info = self.end(rewards, **info)
         return shown, reward, terminated and not truncated, truncated, info

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from agentgym.core.env import Env, Opening, Step
@@ -129,9 +130,22 @@ def score(where: Mapping[str, Any], entry: dict[str, Any], answer: str) -> float
     try:
         data = _data(settings_key(where))
         evaluate_no_programs()
-        return float(data.score_answer(answer, entry))
+        return _mended(where["name"], float(data.score_answer(answer, entry)), answer, str(entry["answer"]))
     except _UNREADABLE:
         return None
+
+
+def _mended(name: str, score: float, answer: str, right: str) -> float:
+    """The score of an answer, also where the data set's own pays wrong ones in full."""
+    if name == "complex_arithmetic" and "nan" in answer.lower():
+        return 0.0  # whose distance from the result counts as none
+    if name == "game_of_life_halting":  # any text counts as true, "False" too
+        return float(answer.strip().casefold() == right.casefold())
+    if name == "coin_flip" and 0.0 < score <= 1.0:  # the share of the shorter number that both begin with
+        ours, theirs = (float(Fraction(text.replace(",", ""))) for text in (answer, right))
+        lengths = sorted(len(f"{number:.10g}") for number in (ours, theirs))
+        return score if abs(ours - theirs) <= 1e-4 else score * lengths[0] / lengths[1]
+    return score
 
 
 def _check(name: str) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,10 +195,32 @@ class Rollout:
         return await self._reply
 
     async def _run(self, host: "Host", row: dict[str, Any]) -> None:
+        _judges_failures.set(failures := [])
         try:
-            self.events.put(await host.env.run_rollout(row, _client(self), "agentgym", {}))
+            output = await host.env.run_rollout(row, _client(self), "agentgym", {})
+            self.events.put(failures[0] if failures else output)
         except Exception as error:
             self.events.put(error)
+
+
+# verifiers scores 0 for whatever fails in a reward function. A judge that fails is no doing of the agent's.
+_judges_failures: ContextVar[list[Exception]] = ContextVar("judges_failures")
+
+
+@functools.cache
+def _watch_judges(rubric: Any) -> None:
+    """Note in a rollout what its judges raise."""
+    asked = rubric.judge
+
+    @functools.wraps(asked)
+    async def judge(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await asked(*arguments, **options)
+        except Exception as error:
+            _judges_failures.get([]).append(error)
+            raise
+
+    rubric.judge = judge
 
 
 class Host:
@@ -214,6 +237,8 @@ class Host:
             base.signal = types.SimpleNamespace(
                 SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=lambda number, handler: None
             )
+        if (rubric := getattr(verifiers, "JudgeRubric", None)) is not None:
+            _watch_judges(rubric)
         module = name.replace("-", "_").split("/")[-1]
         try:
             self.env = verifiers.load_environment(name, **settings)

@@ -87,10 +87,11 @@ def _tables(db: sqlite3.Connection, notes: dict[tuple[str, str], str]) -> tuple[
     for (table,) in names:
         keys = db.execute("SELECT * FROM pragma_foreign_key_list(?)", (table,))
         targets = {row[3]: f"{row[2]}.{row[4] or row[3]}" for row in keys}
-        columns = db.execute("SELECT * FROM pragma_table_info(?)", (table,))
+        # Not the hidden columns of virtual tables (1), but generated ones.
+        columns = db.execute("SELECT * FROM pragma_table_xinfo(?) WHERE hidden <> 1", (table,))
         found = tuple(
             Column(name, kind, bool(key), targets.get(name, ""), notes.get((table, name), ""))
-            for _, name, kind, _, _, key in columns
+            for _, name, kind, _, _, key, _ in columns
         )
         tables.append(Table(table, found))
     return tuple(tables)

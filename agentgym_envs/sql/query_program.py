@@ -17,7 +17,6 @@ import sqlite3
 import struct
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 NOW = "2025-01-01 00:00:00"  # a fixed clock: a query gives the same rows on any day
@@ -39,6 +38,7 @@ REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer",
 FORMATS = ("printf", "format")
 WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")  # such a width takes seconds to write, in which SQLite asks no clock
 CLOCKS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
+SHORT, KEPT = 100, 20_000  # characters of an argument, and calls, whose results are remembered
 OPCODES = 2_000  # of SQLite's VM between two looks at the clock; well under a millisecond
 
 
@@ -79,7 +79,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _open(path: str, refused: list[str], end: float) -> sqlite3.Connection:
     db = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, isolation_level=None, cached_statements=0)
     # Sorting and temporary tables stay in memory, and all memory is bounded: nothing is written anywhere.
-    for setting in (f"hard_heap_limit={HEAP}", "temp_store=2", "query_only=1", "trusted_schema=0", "cell_size_check=1"):
+    # The schema is the task's. If it were not trusted, its views could not call the functions put in place below.
+    for setting in (f"hard_heap_limit={HEAP}", "temp_store=2", "query_only=1", "cell_size_check=1"):
         db.execute(f"PRAGMA {setting}").fetchall()
     db.execute("SELECT count(*) FROM sqlite_master").fetchall()  # what is no database fails here, not in the query
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -95,21 +96,24 @@ def _put_in_place(db: sqlite3.Connection, refused: list[str]) -> None:
     """Fix the time of 'now' and refuse huge formats; a second connection computes the originals."""
     plain = sqlite3.connect(":memory:", isolation_level=None)
 
-    def plainly(name: str, values: Sequence[Any]) -> Any:
+    def plainly(name: str, *values: Any) -> Any:
         return plain.execute(f"SELECT {name}({', '.join('?' * len(values))})", values).fetchone()[0]
+
+    remembered = functools.lru_cache(KEPT, typed=True)(plainly)  # the dates of a table repeat
 
     def at(name: str, *values: Any) -> Any:
         first = 1 if name == "strftime" else 0
         given = list(values) if len(values) > first else [*values, "now"]
         if isinstance(given[first], str) and given[first].strip().lower() == "now":
             given[first] = NOW
-        return plainly(name, given)
+        short = all(len(value) <= SHORT for value in given if isinstance(value, (str, bytes)))
+        return (remembered if short else plainly)(name, *given)
 
     def formatted(name: str, *values: Any) -> Any:
         if values and WIDE.search(str(values[0])):
             refused.append(f"{name} takes no * and no width over 9999")
             raise ValueError(refused[-1])
-        return plainly(name, values)
+        return plainly(name, *values)
 
     for names, function in ((CLOCKS, at), (FORMATS, formatted)):
         for name in names:

@@ -406,3 +406,15 @@ def test_an_argument_of_any_type_is_read_as_json_or_as_text():
     parameters = {"properties": {"x": True, "y": True}}
     assert typed({"x": "1", "y": "one"}, parameters) == {"x": 1, "y": "one"}
     assert sole_argument({"properties": {"x": True}}) is None
+
+
+def test_python_s_words_are_read_where_no_text_is_taken():
+    """As chat templates write them that turn values to strings."""
+    parameters = {
+        "properties": {"on": {"type": "boolean"}, "text": {"type": "string"}, "none": {"type": ["null", "integer"]}}
+    }
+    assert typed({"on": "True", "text": "True", "none": " None"}, parameters) == {
+        "on": True,
+        "text": "True",
+        "none": None,
+    }

@@ -157,13 +157,25 @@ def test_the_check_accepts_pettingzoo_and_what_cannot_be_played_is_told(pettingz
 UNANSWERED = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
+# Data sets whose own scores pay for wrong answers.
+OVERPAID = {"coin_flip", "complex_arithmetic", "game_of_life_halting"}
+
+
 def test_every_data_set_poses_and_scores_as_the_package_does(reasoning_gym):
     found = reasoning_gym["datasets"]
     assert len(found) > 100
     for name, case in found.items():
         assert case["question"] == case["direct question"], name
+        if name in OVERPAID:
+            continue
         # What makes `score_answer` raise counts 0 here.
         assert case["rewards"] == [0.0 if isinstance(r, str) else r for r in case["direct rewards"]], name
+
+
+def test_wrong_answers_that_data_sets_pay_in_full_are_not(reasoning_gym):
+    assert reasoning_gym["overpaid"].keys() == OVERPAID
+    for name, rewards in reasoning_gym["overpaid"].items():
+        assert max(rewards) < 0.5, name
 
 
 def test_the_data_sets_own_answers_score_the_maximum_and_others_less(reasoning_gym):
@@ -294,6 +306,8 @@ def test_tools_are_offered_as_openai_schemas(verifiers):
 def test_an_environment_that_raises_fails_its_trajectory_and_an_empty_reply_does_not(verifiers):
     assert verifiers["crashed"]["end"] == "error"
     assert "the rollout failed: RuntimeError: the hint book is gone" in verifiers["crashed"]["error"]
+    assert verifiers["judged"]["end"] == "error", "verifiers itself scores 0 where its judge cannot be reached"
+    assert "the rollout failed: RuntimeError: Judge model API error" in verifiers["judged"]["error"]
     assert verifiers["silent"]["error"] is None
     assert sum(verifiers["silent"]["rewards"]) == pytest.approx(1 - 0.025)
 

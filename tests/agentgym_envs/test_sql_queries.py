@@ -174,6 +174,12 @@ class TestWhatIsFound:
             "format('%,d', 1234567)",
         ):
             assert run_here(f"SELECT {text}")["rows"] == [list(plain.execute(f"SELECT {text}").fetchone())]
+        assert run_here("SELECT date(v, 'unixepoch') FROM (SELECT 1 v UNION ALL SELECT 1.0 UNION ALL SELECT '1')")[
+            "rows"
+        ] == ([["1970-01-01"]] * 3)
+        assert run_here(
+            "SELECT strftime('%Y', x), typeof(julianday(x)) FROM (SELECT '2024-05-06' x UNION ALL SELECT '2024-05-06')"
+        )["rows"] == ([["2024", "real"]] * 2)
 
     def test_a_query_finds_what_sqlite_finds_without_a_sandbox(self, queries):
         plain = sqlite3.connect(":memory:")

@@ -191,6 +191,19 @@ class TestTasks:
         assert "a(x, y, PRIMARY KEY (x, y))\nb(z -> a.x)\nc(n)\n" in started(env, task)
         assert env.step(call("answer", "SELECT y - x FROM a"))[1] == 1.0
 
+    def test_its_views_and_generated_columns_may_call_any_function(self, env, tmp_path):
+        path = tmp_path / "mine.sqlite"
+        db = sqlite3.connect(path)
+        db.executescript(
+            "CREATE TABLE o (day TEXT, month TEXT GENERATED ALWAYS AS (substr(day, 1, 7)) VIRTUAL);"
+            "CREATE VIEW yearly AS SELECT strftime('%Y', day) AS year, printf('%d', COUNT(*)) AS n FROM o GROUP BY 1;"
+            "INSERT INTO o VALUES ('2024-05-06'), ('2024-06-07'), ('2025-01-02');"
+        )
+        db.close()
+        task = question("SELECT strftime('%Y', day), printf('%d', COUNT(*)) FROM o GROUP BY 1", str(path))
+        assert "month TEXT" in started(env, task)
+        assert env.step(call("answer", "SELECT * FROM yearly"))[1] == 1.0
+
     @REAL
     def test_notes_on_columns_are_shown(self, env):
         task = load_questions("test", "defog")[0]

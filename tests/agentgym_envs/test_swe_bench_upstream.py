@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 from swe_bench_cases import MODIFIED, TESTS, installed, instance, swebench

@@ -206,7 +206,7 @@ class OpenEnvEnv(AsyncEnv):
         done = any(bool(answer.get("done")) for answer in answers)
         reward = sum(float(answer.get("reward") or 0.0) for answer in answers)
         short = done and any(metadata_of(answer).get("truncated") is True for answer in answers)
-        messages, reward, terminated, truncated, info = self.outcome(messages, reward, done and not short, **info)
+        messages, reward, terminated, truncated, _ = self.outcome(messages, reward, done and not short)
         self.running = not (done or truncated)
         return messages, reward, terminated, truncated or short, info
 

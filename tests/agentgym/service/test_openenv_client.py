@@ -410,6 +410,27 @@ def test_a_dropped_connection_loses_the_episode_and_the_next_reset_connects_agai
     assert text_of(asyncio.run(play())[0]) == "seen"
 
 
+def test_what_an_environment_tells_may_have_any_keys():
+    told = {"reward": 9.0, "terminated": False, "observation": "x", "step": 1}
+
+    async def end(socket, frame):
+        if frame["type"] == "step":
+            data = {"observation": {"text": "seen", "metadata": told}, "reward": 1.0, "done": True}
+            await socket.send_json({"type": "observation", "data": data})
+        else:
+            await well(socket, frame)
+
+    async def play():
+        async with faulty(end) as url:
+            env = agentgym.make(f"openenv:{url}")
+            await env.reset(seed=1)
+            _, *outcome = await env.step("stay")
+            await env.close()
+            return outcome
+
+    assert asyncio.run(play()) == [1.0, True, False, told]
+
+
 def test_a_schema_that_did_not_come_is_asked_for_again():
     schemas = [web.Response(status=500)]
 

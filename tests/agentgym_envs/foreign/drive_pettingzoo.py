@@ -12,6 +12,7 @@ from agentgym_envs.adapters.gymnasium import written
 
 TICTACTOE, RPS = "classic/tictactoe-v3", "classic/rps-v2"
 ROWS = [4, 0, 1, 8, 7]  # the first player wins the middle column, on the fifth move
+INFO = {"reward": 9.0, "turn_of": "nobody", "observation": "x"}  # keys that agentgym's own functions take
 THROWS = [0, 1, 2, 2, 1, 0]
 
 
@@ -30,7 +31,7 @@ class Auction(pettingzoo.ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.agents = list(self.possible_agents)
-        return dict.fromkeys(self.agents, 3), {agent: {} for agent in self.agents}
+        return dict.fromkeys(self.agents, 3), {agent: dict(INFO) for agent in self.agents}
 
     def step(self, actions):
         out = min(self.agents, key=lambda agent: actions[agent])
@@ -40,7 +41,7 @@ class Auction(pettingzoo.ParallelEnv):
         ends = {agent: won or agent == out for agent in playing}
         self.agents = [] if won else self.agents
         seen = dict.fromkeys(playing, len(self.agents))
-        return seen, rewards, ends, dict.fromkeys(playing, False), {agent: {} for agent in playing}
+        return seen, rewards, ends, dict.fromkeys(playing, False), {agent: dict(INFO) for agent in playing}
 
 
 pettingzoo.register("parallel", "tests/auction-v0", entry_point=Auction)

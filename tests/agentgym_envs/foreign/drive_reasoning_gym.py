@@ -101,6 +101,11 @@ report(
         name: scores_of(name, ANY, CHARS, PATCH, EXIT, "x+1") for name in ("polynomial_multiplication", "n_queens")
     },
     formulas=scores_of("countdown", "exit()", "1+1"),
+    overpaid={
+        "coin_flip": scores_of("coin_flip", "0", "0."),
+        "complex_arithmetic": scores_of("complex_arithmetic", "nan", "NaN + 1i"),
+        "game_of_life_halting": scores_of("game_of_life_halting", "banana", "0"),
+    },
     splits=splits(),
     unknown=refusal(lambda: agentgym.make("reasoning_gym:chain_sun")),
     settings=refusal(lambda: agentgym.make("reasoning_gym:chain_sum", settings={"terms": 2})),

@@ -75,6 +75,11 @@ def crashed():
     return played(env_spec, env_spec.tasks("train")[0], ["crash", "x"])
 
 
+def judged():
+    env_spec = spec_of("verifiers:vf_letters", settings={"kind": "judged"})
+    return played(env_spec, env_spec.tasks("train")[0], ["elppa"])
+
+
 def silent():
     env_spec = spec_of("verifiers:vf_letters", settings={"kind": "turns"})
     return played(env_spec, env_spec.tasks("train")[0], ["", {"role": "assistant", "content": None}, "elppa"])
@@ -89,6 +94,7 @@ report(
     cases=cases(),
     tools=tools(),
     crashed=crashed(),
+    judged=judged(),
     silent=silent(),
     tasks=tasks(),
     checks={

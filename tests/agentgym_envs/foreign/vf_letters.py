@@ -2,6 +2,7 @@
 
 import verifiers as vf
 from datasets import Dataset
+from openai import AsyncOpenAI
 
 WORDS = ("apple", "pear")
 
@@ -12,6 +13,11 @@ def load_environment(kind="single", max_turns=3):
     rubric = vf.Rubric(funcs=[right, short], weights=[1.0, 0.5])
     if kind == "single":
         return vf.SingleTurnEnv(dataset=data, eval_dataset=evals, system_prompt="Be brief.", rubric=rubric)
+    if kind == "judged":  # by a judge that nobody runs
+        judge = AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
+        rubric = vf.JudgeRubric(judge_client=judge, judge_model="m")
+        rubric.add_reward_func(approved)
+        return vf.SingleTurnEnv(dataset=data, eval_dataset=evals, rubric=rubric)
     if kind == "tool":
         return vf.ToolEnv(dataset=data, tools=[backward], max_turns=max_turns, rubric=rubric)
     return hints(dataset=data, eval_dataset=evals, max_turns=max_turns, rubric=rubric)
@@ -23,6 +29,10 @@ def row(word):
 
 def right(completion, answer):
     return 1.0 if answer in str(completion[-1].content) else 0.0
+
+
+async def approved(judge, prompt, completion, answer, state):
+    return 1.0 if "yes" in await judge(prompt, completion, answer, state) else 0.0
 
 
 def short(completion):
