@@ -145,7 +145,7 @@ def _rollout(config: Config) -> str:
         if engine.placement == "colocated":
             where += ", on the learner's devices by turns"
     return (
-        f"{engine.name}, {where}; {engine.max_concurrent} episodes at once, contexts of {engine.max_model_len:,} tokens, "
+        f"{engine.name}, {where}; {engine.max_concurrent * engine.servers:,} episodes at once, contexts of {engine.max_model_len:,} tokens, "
         f"temperature {config.sampling.temperature:g}"
     )
 

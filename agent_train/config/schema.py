@@ -127,8 +127,8 @@ class EngineConfig:
 
     @property
     def servers(self) -> int:
-        """The number of its servers, the run's own or others'."""
-        return len(self.urls) or self.replicas
+        """The number of its servers, the run's own or others'; the embedded engine is one."""
+        return len(self.urls) or (1 if self.name == "embedded" else self.replicas)
 
 
 @dataclass

@@ -242,7 +242,10 @@ def _wrong_ports(config: Config) -> Iterator[str]:
     first = config.engine.port
     if config.engine.name != "vllm" or not 0 < first <= 65535:
         return
-    for port in range(first, min(first + max(config.engine.replicas, 1), 65536)):
+    last = first + max(config.engine.replicas, 1) - 1
+    if last > 65535:
+        yield f"engine.port={first}: engine.replicas={config.engine.replicas} take the ports up to {last}, and the last is 65535: lower it, or 0 for free ones"
+    for port in range(first, min(last, 65535) + 1):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 # As servers do: a port that only waits for late packets of a closed server is free.

@@ -50,9 +50,9 @@ class Assumptions:
         return 1e9 * (self.nvlink if gpus <= self.node else self.link)
 
 
-def kv_bytes(shape: ModelShape, element: int) -> int:
-    """Bytes of a token's keys and values in an engine."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_size * element
+def kv_bytes(shape: ModelShape, element: int, gpus: int) -> int:
+    """Bytes of a token's keys and values in a server of so many GPUs, each of which has at least one head."""
+    return 2 * shape.layers * max(shape.kv_heads, gpus) * shape.head_size * element
 
 
 def activation_bytes(shape: ModelShape, element: int) -> int:
@@ -106,7 +106,9 @@ def fits_at_once(shape: ModelShape, config: Config, given: Assumptions, share: f
     e, parts = ELEMENT[config.model.dtype], config.engine.tensor_parallel
     a_gpu = config.engine.gpu_memory_utilization * share * given.memory - given.reserve
     room = 1e9 * a_gpu * parts - e * shape.parameters
-    return max(0, min(config.engine.max_concurrent, int(room / (kv_bytes(shape, e) * (given.read + given.sampled)))))
+    return max(
+        0, min(config.engine.max_concurrent, int(room / (kv_bytes(shape, e, parts) * (given.read + given.sampled))))
+    )
 
 
 def forward_flops(shape: ModelShape, tokens: float, context: float, answered: float) -> float:
@@ -172,7 +174,7 @@ def rollout_seconds(shape: ModelShape, config: Config, given: Assumptions, serve
     used = 1 - (1 - shape.experts_read / shape.experts) ** together  # share of the experts that some episode reads
     experts = 3 * shape.hidden * shape.intermediate * (used * shape.experts - 1)  # beyond the first
     weights = shape.layers * (shape.matrices(1) + experts) + shape.vocab * shape.hidden
-    cache = together * kv_bytes(shape, e) * (given.read + given.sampled / 2)
+    cache = together * kv_bytes(shape, e, gpus) * (given.read + given.sampled / 2)
     moved = (e * weights + cache) / (1e9 * given.bandwidth * given.bandwidth_use)
     computed = forward_flops(shape, together, given.read + given.sampled / 2, together) / given.flops
     reading = own * forward_flops(shape, given.read, given.read / 2, 0) / given.flops / gpus

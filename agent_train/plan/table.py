@@ -80,7 +80,7 @@ def scaling_table(size: str | None, gpus: Sequence[int], settings: Sequence[str]
 
 def best_split(shape: ModelShape, config: Config, given: Assumptions, gpus: int) -> Split | None:
     """The split with the shortest step that fits into memory; None if none does. One GPU is shared by a rank and a server."""
-    share, parts = (0.5, 1) if gpus == 1 else (1.0, config.engine.tensor_parallel)
+    share, parts = 0.5 if gpus == 1 else 1.0, config.engine.tensor_parallel
     at_once = formulas.fits_at_once(shape, config, given, share)
     taken = config.engine.gpu_memory_utilization * share * given.memory if gpus == 1 else 0.0
     found = []
@@ -105,7 +105,7 @@ def _rows(
     def row(label: str, how: str, number: Callable[[Split], float | str]) -> tuple[str, list[str], str]:
         return label, [_cell(number(split)) if split else "-" for split in splits.values()], how
 
-    element = formulas.ELEMENT[config.model.dtype]
+    element, parts = formulas.ELEMENT[config.model.dtype], config.engine.tensor_parallel
     yield "learner.workers", [str(split.ranks) if split else "does not fit" for split in splits.values()], DERIVED
     yield row("engine.replicas", DERIVED, lambda split: split.servers)
     memory = {split: formulas.rank_bytes(shape, config, split.ranks) for split in splits.values() if split}
@@ -115,7 +115,9 @@ def _rows(
     yield row("rank, logits and the head's gradient, GB", DERIVED, lambda split: memory[split]["head"] / 1e9)
     yield row("rank, at most, GB", MEASURED, lambda split: sum(memory[split].values()) / 1e9)
     yield row("server, weights, GB", MEASURED, lambda _: element * shape.parameters / 1e9)
-    yield row("server, a token's keys and values, KB", MEASURED, lambda _: formulas.kv_bytes(shape, element) / 1e3)
+    yield row(
+        "server, a token's keys and values, KB", MEASURED, lambda _: formulas.kv_bytes(shape, element, parts) / 1e3
+    )
     yield row("server, episodes at once", DERIVED, lambda split: split.at_once)
     yield row("learner, micro-batches of a rank", DERIVED, lambda split: split.learner.micro_batches)
     yield row("learner, sent by a rank, GB", MEASURED, lambda split: split.learner.traffic / 1e9)
@@ -158,6 +160,10 @@ def _checked(config: Config, given: Assumptions) -> ModelShape:
         path = f"model.path={config.model.path}"
         problems.append(f"{path}: a plan needs the config.json of one of {', '.join(COUNTED)}, or --model SIZE")
     else:
+        if shape.heads % config.engine.tensor_parallel:
+            problems.append(
+                f"engine.tensor_parallel={config.engine.tensor_parallel}: must divide the {shape.heads} attention heads of the model"
+            )
         try:
             formulas.adapter_parameters(shape, config)
         except ValueError as error:

@@ -71,7 +71,7 @@ def _gateway(args: argparse.Namespace) -> int:
 
     given = {name: value for _, _, name, _ in _LIMITS if (value := getattr(args, name)) is not None}
     with usage_errors(ValueError):
-        limits = Limits(**given)
+        limits, settings = Limits(**given), Settings(args.settings, args.temperature)
         prices = Prices.load(args.prices) if args.prices else None
         engine = Upstream(args.engine, args.model, timeout=args.timeout)
         passed = dict(Passed.named(text) for text in args.passed)
@@ -80,7 +80,7 @@ def _gateway(args: argparse.Namespace) -> int:
     gateway = Gateway(
         engine,
         args.out,
-        settings=Settings(args.settings, args.temperature),
+        settings=settings,
         limits=limits,
         host=args.host,
         port=args.port,

@@ -68,9 +68,12 @@ async def rescore(
         on_end: called with each episode as it was stored.
 
     Raises:
-        ValueError: `run` holds no evaluation, `out` holds something else, or an environment refuses its arguments.
+        ValueError: `run` holds no evaluation, `out` holds something else, an environment refuses its arguments, or `concurrency`
+            is below 1.
         ImportError, TypeError: the current environment cannot be made.
     """
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
     record = read_run(run)
     source = f"{record['name']} of {record['created']}"
     if (out / "run.json").exists() and read_run(out)["settings"].get("rescored") != source:

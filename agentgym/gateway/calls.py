@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -91,12 +92,17 @@ class Backend(Protocol):
 class Settings:
     """How the gateway treats settings of a call that make its tokens unusable for training.
 
-    "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens.
+    "strict" refuses them, "override" uses the run's own instead, "mask" honours them and marks the tokens. Raises ValueError for a
+    temperature that is none.
     """
 
     policy: Literal["strict", "override", "mask"] = "override"
     temperature: float | None = None  # of a run that trains; None: nothing is trained on, so all settings are honoured
     max_tokens: int | None = None  # of one answer, at most
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ValueError(f"a temperature is a number of at least 0, not {self.temperature}")
 
     def settle(self, call: ModelCall, backend: Backend) -> None:
         """Decide which of a call's settings are used. Raises `Refused`."""

@@ -149,11 +149,12 @@ def listed_blocks(text: str, start: int) -> tuple[list[str], int]:
 
     None if one of them is malformed. The arguments are as they are written.
     """
+    blocks: list[str] = []
     try:
         if named := _NAMED.match(text, start):
             end = _DECODER.raw_decode(text, named.end())[1]
             return [f'{{"name": "{named[1]}", "arguments": {text[named.end() : end]}}}'], end
-        blocks, position = [], _skip(text, start)
+        position = _skip(text, start)
         while text.startswith("," if blocks else "[", position):
             position = _skip(text, position + 1)
             end = _DECODER.raw_decode(text, position)[1]

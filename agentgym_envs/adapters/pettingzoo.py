@@ -101,8 +101,8 @@ class PettingZooEnv(PlayersEnv):
         while inner.agents and self._is_out(inner.agent_selection):
             inner.step(None)
         if inner.agents:
-            *rest, own = self.pass_to(self._asked(), rewards, **info)
-            return (*rest, {**self._info(), **own})  # whose keys may be any
+            asked, reward, terminated, out_of_turns, own = self.pass_to(self._asked(), rewards, **info)
+            return asked, reward, terminated, out_of_turns, {**self._info(), **own}  # whose keys may be any
         self.tell(f"It is over: {', '.join(f'{name} gets {reward:g}' for name, reward in rewards.items())}.")
         shown, reward, terminated, _, info = self.end(rewards, **info)
         return shown, reward, terminated and not truncated, truncated, info

@@ -195,7 +195,8 @@ class Rollout:
         return await self._reply
 
     async def _run(self, host: "Host", row: dict[str, Any]) -> None:
-        _judges_failures.set(failures := [])
+        failures: list[Exception] = []
+        _judges_failures.set(failures)
         try:
             output = await host.env.run_rollout(row, _client(self), "agentgym", {})
             self.events.put(failures[0] if failures else output)

@@ -284,6 +284,17 @@ def test_a_port_that_somebody_uses(tmp_path):
         validate(settings(tmp_path, f"engine.port={port}"))  # the embedded engine opens no port
 
 
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_ports_that_do_not_suffice(tmp_path):
+    (text,) = problems(tmp_path, "engine=vllm", "engine.port=65534", "engine.replicas=3")
+    assert text.startswith("engine.port=65534: engine.replicas=3 take the ports up to 65536")
+
+
+def test_the_embedded_engine_is_one(tmp_path):
+    assert settings(tmp_path, "engine=embedded", "engine.replicas=4").engine.servers == 1
+    assert settings(tmp_path, "engine=vllm", "engine.replicas=4").engine.servers == 4
+
+
 def test_vllm_that_is_not_installed(tmp_path, monkeypatch):
     """A double stands for a machine without vLLM: the import system says that there is no such module."""
     found = validation.importlib.util.find_spec

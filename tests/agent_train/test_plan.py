@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_keys_and_values_are_those_that_vllm_makes_room_for():
     interface = pytest.importorskip("vllm.v1.kv_cache_interface")
     shape = shape_of(config_folder() / "shapes" / "4B")
     layer = interface.FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-    assert formulas.kv_bytes(shape, 2) == 36 * layer.page_size_bytes / 16 == 147_456
+    assert formulas.kv_bytes(shape, 2, 1) == 36 * layer.page_size_bytes / 16 == 147_456
 
 
 SYNC = """
@@ -257,6 +258,19 @@ def test_every_table_of_the_page_is_what_its_command_prints(capsys):
         assert rest.lstrip("\n").startswith(printed), printed
 
 
+def test_a_server_of_several_gpus_does_not_share_one_with_a_rank(capsys):
+    words = ["+env=frozen_lake", "lora.rank=32", "engine.tensor_parallel=2"]
+    assert main(["plan", "--model", "4B", "--gpus", "1,4", *words]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("learner.workers")]
+    assert row.split()[1:-1] == ["does", "not", "fit", "2"]
+
+
+def test_every_gpu_of_a_server_has_a_head_of_keys_and_values():
+    """vLLM repeats them where there are fewer."""
+    shape = replace(HAND, heads=8, kv_heads=4)
+    assert [formulas.kv_bytes(shape, 2, gpus) for gpus in (1, 2, 4, 8)] == [160, 160, 160, 320]
+
+
 def test_every_role_takes_its_memory_and_its_passes():
     config, given = make_config(gradient_checkpointing=True), Assumptions()
     states, seconds = (
@@ -282,6 +296,7 @@ def test_every_role_takes_its_memory_and_its_passes():
             "lora.targets: a plan knows adapters of q_proj, k_proj, v_proj, o_proj, not of down_proj, gate_proj, up_proj",
         ),
         (["--model", "4B", "--read", "99999"], "do not fit engine.max_model_len=8192"),
+        (["--model", "4B", "engine.tensor_parallel=3"], "engine.tensor_parallel=3: must divide the 32 attention heads"),
         (["--model", "4B", "trainer.groups_per_step=0"], "trainer.groups_per_step=0: must be positive"),
         (["model.path=/nowhere"], "model.path=/nowhere: a plan needs the config.json of one of llama"),
         ([], "or --model SIZE"),

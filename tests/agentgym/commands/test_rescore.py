@@ -248,6 +248,8 @@ def test_runs_of_one_name_are_told_apart(run, tmp_path):
     record = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps({**record, "created": record["created"] - 60}))
     asyncio.run(rescore(run, tmp_path / "new"))
+    with pytest.raises(ValueError, match="concurrency must be at least 1, not 0"):
+        asyncio.run(rescore(run, tmp_path / "none", concurrency=0))
     with pytest.raises(ValueError, match="holds another run"):
         asyncio.run(rescore(other, tmp_path / "new"))
 

@@ -281,6 +281,9 @@ def test_an_engine_that_does_not_serve_the_model_is_refused_at_the_start(tmp_pat
     )
     assert agentgym(["gateway", "--engine", "http://x/v1", "--max-turns", "0"]) == 2
     assert "the limit of turns is a positive number, not 0" in capsys.readouterr().err
+    for temperature in ("-1", "nan", "inf"):
+        assert agentgym(["gateway", "--engine", "http://x/v1", "--temperature", temperature]) == 2
+        assert "a temperature is a number of at least 0, not " in capsys.readouterr().err
     assert agentgym(["gateway", "--engine", "http://x/v1", "--pass", "judge=http://y/v1,NO_SUCH_KEY"]) == 2
     assert "the variable NO_SUCH_KEY is not set" in capsys.readouterr().err
     assert agentgym(["gateway", "--engine", "http://x/v1", "--max-cost", "1"]) == 2
