@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 150.0
 LOAD_SECONDS = 600.0
 MODEL_NAME = "policy"
-WORKER_MARK = "AGENT_TRAIN_ENGINE_WORKER"  # variable of a server, by which its workers know to die with it
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _WORKER_EXTENSION = "agent_train.engine.vllm_worker.WeightReceiver"
 _RPC_SECONDS = 60.0
@@ -433,7 +432,7 @@ def server_options(
         *("--uvicorn-log-level", "warning"),
         "--enable-scale-out",
     ]
-    environment = {WORKER_MARK: "1", "VLLM_SERVER_DEV_MODE": "1"}
+    environment = {"VLLM_SERVER_DEV_MODE": "1"}
     if gpu_share:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization * gpu_share)]
         if config.placement == "colocated":

@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 
-from agent_train.engine.vllm import WORKER_MARK
 from agent_train.weights.collective import MissingError, WeightGroup, checksum, make_group, receive_buckets
 from agent_train.weights.files import WeightCopy
 from agent_train.weights.sync import WeightAddress, WeightTransferError, manifest_from_json
-from agentgym.processes.child_process import die_with
 
 ADAPTER_FILE = "adapter_model.safetensors"
-
-if os.environ.get(WORKER_MARK):
-    # A server that is killed would leave its engine process behind, holding memory and cores.
-    die_with(os.getppid())
 
 
 class WeightReceiver:

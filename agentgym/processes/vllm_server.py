@@ -15,8 +15,9 @@ from pathlib import Path
 
 from agentgym.core.install import pip_install
 from agentgym.hosts import KEY_VARIABLE, LOOPBACK
-from agentgym.processes.child_process import end_supervised, supervised
+from agentgym.processes.child_process import die_with, end_supervised, supervised
 
+TIED, PLUGIN = "AGENTGYM_VLLM_TIED", "agentgym"  # a variable of our servers; the entry point of `tie_to_parent`
 _LEAST_VERSION = (0, 30)
 _LOG_LINES = 20
 _CPU_BATCH_TOKENS = 4096
@@ -153,13 +154,23 @@ def command_line(options: VllmOptions, port: int) -> list[str]:
     return ["-m", "vllm.entrypoints.openai.api_server", *pairs, *switches, *options.arguments]
 
 
+def tie_to_parent() -> None:
+    """End this process with its parent, in a server of ours. vLLM calls it in each of its processes, as a plugin.
+
+    A server that is killed would leave its engine processes behind, holding memory and cores.
+    """
+    if os.environ.get(TIED):
+        die_with(os.getppid())
+
+
 def server_environment(options: VllmOptions) -> dict[str, str]:
     """This process's environment without API keys; the server is offline."""
     env = {name: value for name, value in os.environ.items() if name not in ("VLLM_API_KEY", "OPENAI_API_KEY")}
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", NO_COLOR="1")
-    env.update(
-        VLLM_LOG_STATS_INTERVAL="3600"
-    )  # they are read at /metrics; in the log they would push errors out of its tail
+    # Statistics are read at /metrics; in the log they would push errors out of its tail.
+    env.update({TIED: "1", "VLLM_LOG_STATS_INTERVAL": "3600"})
+    if "VLLM_PLUGINS" in env:
+        env["VLLM_PLUGINS"] += f",{PLUGIN}"
     root = str(Path(__file__).resolve().parents[2])  # where its middleware and extensions are
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     if not options.gpu:

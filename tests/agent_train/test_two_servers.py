@@ -113,7 +113,8 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
             playing = asyncio.create_task(play(engine))
             while not engine.servers.all[0].limits:
                 await asyncio.sleep(0.01)
-            (await core_of(engine, 0)).send_signal(signal.SIGSTOP)
+            cores = [await core_of(engine, number) for number in (0, 1)]
+            cores[0].send_signal(signal.SIGSTOP)
             trajectories = await playing
             assert [t.error for t in trajectories] == [None] * EPISODES
             assert await engine.losses() == 1
@@ -125,6 +126,8 @@ def test_a_server_that_hangs_in_a_rollout_or_a_load_costs_itself_alone(workers_a
             await sync(learner, engine, 1)
             assert await engine.losses() == 2
             assert engine.servers.numbers(servers.HEALTHY) == [0]
+            _, left = await asyncio.to_thread(psutil.wait_procs, cores, timeout=30)
+            assert not left, "a server that is lost leaves no engine behind"
             base, model = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
             model.load_state_dict(dict(full_tensors(worker.module)), strict=False)
             for answer in await asyncio.gather(*(engine.generate([5, 6], Sampling(20, seed=n)) for n in range(4))):
