@@ -20,6 +20,13 @@ def keep(values_T: Tensor, mask_T: Tensor) -> Tensor:
     return torch.where(mask_T, values_T, torch.zeros((), dtype=values_T.dtype, device=values_T.device))
 
 
+def running_sum(values: Tensor, dim: int) -> Tensor:
+    """`cumsum`; on the host where a run is deterministic on a GPU, for which torch has no such sum of floats."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim).to(values.device)
+    return values.cumsum(dim)
+
+
 def single(values: Tensor) -> Tensor:
     """In fp32 or better: ratios and sums are never computed in half precision."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

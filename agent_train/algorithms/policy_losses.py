@@ -10,7 +10,15 @@ proximal policy, `behaviour` the engine's, which sampled.
 import torch
 from torch import Tensor
 
-from agent_train.algorithms.losses import MAX_LOG_RATIO, keep, log_ratio, segment_means, segment_sums, single
+from agent_train.algorithms.losses import (
+    MAX_LOG_RATIO,
+    keep,
+    log_ratio,
+    running_sum,
+    segment_means,
+    segment_sums,
+    single,
+)
 
 
 def ppo_clip(
@@ -124,7 +132,7 @@ def m2po_limit(drift_N: Tensor, budget: float = 0.04) -> Tensor:
     counted_N = single(drift_N)[drift_N > 0].sort().values
     counts_N = torch.arange(1, len(counted_N) + 1, dtype=torch.float64, device=counted_N.device)
     # The mean of the n smallest never falls as n grows, so those within the budget come first.
-    within_N = counted_N.double().square().cumsum(0) / counts_N <= budget
+    within_N = running_sum(counted_N.double().square(), 0) / counts_N <= budget
     none = torch.full((1,), torch.inf, dtype=counted_N.dtype, device=counted_N.device)
     return torch.cat([counted_N.masked_fill(within_N, torch.inf), none]).min()
 

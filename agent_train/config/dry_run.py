@@ -144,8 +144,9 @@ def _rollout(config: Config) -> str:
         where = f"{_count(engine.replicas, 'server')} of {_count(engine.tensor_parallel, 'device')}, {port}"
         if engine.placement == "colocated":
             where += ", on the learner's devices by turns"
+    at_once = engine.max_concurrent * engine.servers
     return (
-        f"{engine.name}, {where}; {engine.max_concurrent * engine.servers:,} episodes at once, contexts of {engine.max_model_len:,} tokens, "
+        f"{engine.name}, {where}; {at_once:,} episodes at once, contexts of {engine.max_model_len:,} tokens, "
         f"temperature {config.sampling.temperature:g}"
     )
 

@@ -384,8 +384,8 @@ class DataConfig:
 class TrainerConfig:
     name: str | None = setting(None, "name of the run folder; null: environment, algorithm and time")
     runs_dir: str = setting("runs", "parent of the run folders")
-    steps: int = setting(50, "training steps")
-    groups_per_step: int = setting(16, "groups of one step, each of one task")
+    steps: int = setting(50, "training steps", needs="mode=rl")
+    groups_per_step: int = setting(16, "groups of one step, each of one task", needs="mode=rl")
     staleness: int = setting(
         0, "weight versions that rollouts may [run ahead](engines.md#asynchrony) of training", bounds=ZERO
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from agent_train.algorithms.losses import running_sum
 from agent_train.engine.base import Completion, Sampling
 
 
@@ -95,7 +96,7 @@ def sample(
     greedy_R = temperatures_R == 0
     scaled_RV = logits_RV.float() / torch.where(greedy_R, 1.0, temperatures_R)[:, None]
     logprobs_RV = scaled_RV.log_softmax(-1)
-    cumulative_RV = logprobs_RV.double().exp().cumsum(-1)
+    cumulative_RV = running_sum(logprobs_RV.double().exp(), -1)
     thresholds_R1 = (uniforms_R * cumulative_RV[:, -1])[:, None]
     drawn_R = torch.searchsorted(cumulative_RV, thresholds_R1, right=True)[:, 0].clamp_max(logits_RV.shape[1] - 1)
     sampled_R = torch.where(greedy_R, logits_RV.argmax(-1), drawn_R)

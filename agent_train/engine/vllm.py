@@ -332,7 +332,7 @@ class VllmEngine(Engine):
             except EngineError as error:
                 await self.servers.examine(server, error)
 
-        await asyncio.gather(*map(one, self.servers.those(HEALTHY)))
+        await asyncio.gather(*map(one, self.servers.those(HEALTHY, STALE)))
 
     @property
     def lacks_weights(self) -> bool:

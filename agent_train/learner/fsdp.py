@@ -83,7 +83,8 @@ def _load(
 def check_layers(model: Any) -> None:
     """Raises ValueError where anything but attention joins tokens: it would join those of samples that are packed together.
 
-    So it does where only a mask would hold tokens to a sliding window, since packed attention gets none.
+    So it does where only a mask would hold tokens to a sliding window, since packed attention gets none, and where weights are
+    quantised: sharding would take them for numbers and leave out their scales. Without a GPU transformers dequantises them.
     """
     config = model.config.get_text_config()
     others = set(getattr(config, "layer_types", None) or ()) - SEPARABLE
@@ -92,6 +93,11 @@ def check_layers(model: Any) -> None:
         raise ValueError(
             f"{type(model).__name__} cannot be trained here: it has layers ({kinds}) that would join the tokens of packed samples: "
             "take a model whose layers all are attention"
+        )
+    if kept := {str(p.dtype) for p in model.parameters()} - set(map(str, DTYPES.values())):
+        raise ValueError(
+            f"{type(model).__name__} cannot be used here: its weights are quantised ({', '.join(sorted(kept))}): take the model "
+            "whose weights are not"
         )
     # Attention that is told of its window is called with it, in every module of transformers.
     if has_window(config) and "sliding_window=" not in inspect.getsource(sys.modules[type(model).__module__]):

@@ -34,5 +34,7 @@ class GroupJudge:
             return
         for trajectory, number in zip(group.trajectories, numbers, strict=True):
             if number is not None and trajectory.turns:
+                # That of the environment: a reward of the judge's is no sign of it.
+                trajectory.metrics.setdefault("success", trajectory.success)
                 trajectory.judged([], self._settings.weight * number, {METRIC: number})
                 trajectory.metrics[METRIC] = number

@@ -145,8 +145,8 @@ class Renderer:
     def parse(self, completion_ids: Sequence[int], turn: int = 0, *, thoughts: bool = True) -> Message:
         """The assistant message of a completion, in the OpenAI form.
 
-        `<tool_call>` blocks that hold JSON, and Mistral's `[TOOL_CALLS]`, become `tool_calls`, their arguments the exact text that was sampled, if the template
-        writes such calls and their results; else they stay in the content, which environments read too.
+        `<tool_call>` blocks that hold JSON, and Mistral's `[TOOL_CALLS]`, become `tool_calls`, their arguments the exact text that
+        was sampled, if the template writes such calls and their results; else they stay in the content, which environments read too.
         `<think>` goes into `reasoning_content` if the template then writes the sampled text again, or if it cuts thoughts
         out of the content anyway; else it stays in the content. Thoughts hold no calls, and neither do those that were cut off.
 

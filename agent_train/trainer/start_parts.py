@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_train.cluster.lost import side_by_side
+from agent_train.cluster.placement import gpu_share
 from agent_train.config.extensions import engines
 from agent_train.config.schema import EngineConfig
 from agent_train.engine.base import Engine
@@ -28,7 +30,8 @@ async def start_parts(
 ) -> tuple[list[LearningPolicy], Models, Past | None]:
     """Start engines and learner side by side; whichever has started is closed with the stack even if another fails.
 
-    A colocated engine starts first and gives its memory back, since both want the same.
+    A colocated engine starts first and gives its memory back, since both want the same. One with half of the only GPU starts
+    first, too.
     """
     config = joined.config
 
@@ -67,7 +70,8 @@ async def start_parts(
         for player in own_players(config):
             opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=rank, **few)
             own[player] = parts.create_task(opening)
-        starting = parts.create_task(start_models(config, model_dir, begin, stack, tracker.timeline))
+        first = [engine] if shares_gpu(config.engine) else []
+        starting = parts.create_task(_after(first, start_models(config, model_dir, begin, stack, tracker.timeline)))
         if past_players(config):
             of_past = replace(beside, replicas=1, weights="disk")
             earlier = parts.create_task(open_engine(of_past, folder.logs / "past"))
@@ -81,6 +85,24 @@ async def start_parts(
     playing = {player: task.result() for player, task in own.items()}
     policies = learning_policies(config, folder, models, engine.result(), playing)
     return policies, models, Past(config, folder, earlier.result()) if earlier else None
+
+
+async def _after(first: Collection[asyncio.Task[Engine]], start: Awaitable[Models]) -> Models:
+    if first:
+        await asyncio.wait(first)
+    return await start
+
+
+def shares_gpu(engine: EngineConfig) -> bool:
+    """True if a rank and a vLLM server have half each of the cluster's only GPU.
+
+    What the rank allocates as vLLM measures the memory that it has, vLLM would take for its own.
+    """
+    if engine.name != "vllm" or engine.placement != "own":
+        return False
+    import ray
+
+    return 0 < gpu_share(int(ray.cluster_resources().get("GPU", 0)), engine.name, engine.placement) < 1
 
 
 async def _close_in_time(engine: Engine) -> None:

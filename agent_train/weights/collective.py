@@ -9,6 +9,7 @@ Legend: B bytes of one bucket or tensor, W 32-bit words of one block, R rows of 
 """
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,12 +176,27 @@ def _leaving_if_it_fails(group: WeightGroup) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, which other process groups do not see."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _process_group(backend: str, store: Any, address: WeightAddress, rank: int, seconds: float) -> Any:
     prefixed = distributed.PrefixStore("weights", store)
     if backend == "nccl":
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=seconds)
-        return distributed.ProcessGroupNCCL(prefixed, rank, address.world_size, options)
+        with _variable("TORCH_NCCL_BLOCKING_WAIT", "1"):  # else NCCL's watchdog ends this process when a peer is lost
+            return distributed.ProcessGroupNCCL(prefixed, rank, address.world_size, options)
     options = distributed.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=seconds)
     own = address_towards(address.host, address.port)

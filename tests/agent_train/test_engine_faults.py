@@ -122,6 +122,17 @@ def test_one_that_has_no_place_for_a_token_while_it_computes_others_is_not(with_
     assert ways_of(caplog, 0) == ways(HEALTHY, SUSPECT, HEALTHY)
 
 
+def test_servers_without_the_present_weights_sleep_too(with_engine):
+    """They would keep the memory that the learner is to have."""
+
+    async def call(engine):
+        engine.servers.spoil([engine.servers.all[1]], "it came back")
+        await engine.sleep()
+        return [engine.servers.at(number).asked.count("/sleep") for number in (0, 1)]
+
+    assert with_engine(call) == [1, 1]
+
+
 def test_a_stream_that_has_begun_fails_with_its_server_and_is_not_sampled_anew(with_engine):
     async def call(engine):
         told, more = [], []

@@ -85,6 +85,17 @@ def test_a_ranking_goes_from_0_to_1_into_the_reward_of_the_last_turn_by_its_weig
     assert [t.turns[-1].info[METRIC] for t in group.trajectories] == [0.5, 0.0, 1.0]
 
 
+def test_what_the_judge_pays_is_no_success():
+    """Else all but the last of each ranking would have succeeded where the environment tells no success."""
+    group = Group("t", [episode(n, "good" * n) for n in range(3)])
+    for trajectory in group.trajectories:
+        trajectory.turns[0].reward = 0.0
+    group.trajectories[0].metrics["success"] = 1.0
+    judged(group, ranked)
+    assert [t.success for t in group.trajectories] == [1.0, 0.0, 0.0]
+    assert group.trajectories[2].reward == 1.0
+
+
 def test_scores_may_be_equal_and_are_the_mean_of_the_samples():
     group = Group("t", [episode(0, "good"), episode(1, "good"), episode(2, "bad")])
     assert len(judged(group, scored, by="scores", samples=2)) == 2

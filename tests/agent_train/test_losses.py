@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agent_train.algorithms.losses import k3, keep, log_ratio, weighted_sum
+from agent_train.algorithms.losses import k3, keep, log_ratio, running_sum, weighted_sum
 from agent_train.algorithms.policy_losses import ppo_clip
 
 LOW, HIGH = 0.2, 0.28
@@ -74,3 +74,10 @@ def test_rubbish_in_masked_cells_reaches_neither_loss_nor_gradient(rubbish):
 def test_k3_has_its_published_values_and_is_never_negative():
     assert k3(torch.tensor([-0.5, 1.0])).tolist() == pytest.approx([0.106531, 0.718282], abs=1e-6)
     assert k3(torch.tensor([1e-4, -1e-4, 0.0])).min() >= 0
+
+
+def test_a_running_sum_is_cumsum():
+    """On a GPU a deterministic run has it computed on the host; `test_gpu.py` samples so."""
+    values = torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.25, 0.0]])
+    assert running_sum(values, -1).tolist() == [[1.0, 3.0, 7.0], [0.5, 0.75, 0.75]]
+    assert running_sum(values, 0).tolist() == [[1.0, 2.0, 4.0], [1.5, 2.25, 4.0]]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import ray
 from ray.util.placement_group import PlacementGroup
 
 from agent_train.cluster.placement import (
@@ -17,6 +18,7 @@ from agent_train.cluster.placement import (
 )
 from agent_train.config.schema import Config, EngineConfig
 from agent_train.engine.vllm import server_options, server_room
+from agent_train.trainer.start_parts import shares_gpu
 
 
 def test_no_gpu_is_asked_for_where_there_is_none():
@@ -187,3 +189,18 @@ def test_only_a_colocated_server_on_a_gpu_starts_with_memory_that_it_can_give_ba
     assert "--enable-sleep-mode" in flags("colocated", 1.0)
     assert "--enable-sleep-mode" not in flags("own", 1.0)
     assert "--enable-sleep-mode" not in flags("colocated", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "shared"),
+    [
+        (1, {"name": "vllm"}, True),
+        (2, {"name": "vllm"}, False),
+        (0, {"name": "vllm"}, False),
+        (1, {"name": "embedded"}, False),
+        (1, {"name": "vllm", "placement": "colocated"}, False),
+    ],
+)
+def test_a_rank_waits_for_the_server_with_which_it_shares_the_only_gpu(gpus, settings, shared, monkeypatch):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(gpus)})
+    assert shares_gpu(EngineConfig(**settings)) == shared

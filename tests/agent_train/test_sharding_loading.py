@@ -143,6 +143,15 @@ def test_a_model_whose_layers_would_join_packed_samples_is_refused(tmp_path, kin
         load_policy(tmp_path, 7)
 
 
+def test_a_model_that_stays_quantised_is_refused():
+    """As FP8 on a GPU does: sharding would take its weights for numbers, without their scales."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SHAPE))
+    codes = model.model.layers[0].mlp.up_proj.weight.data.to(torch.float8_e4m3fn)
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(codes, requires_grad=False)
+    with pytest.raises(ValueError, match=r"its weights are quantised \(torch.float8_e4m3fn\)"):
+        check_layers(model)
+
+
 WINDOW = {"sliding_window": 4}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 

@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 
@@ -7,6 +8,7 @@ from engine_models import manifest_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_train.weights import collective
 from agent_train.weights.collective import broadcast_buckets, checksum, make_group, pick_backend, receive_buckets
 from agent_train.weights.sync import (
     TensorInfo,
@@ -194,3 +196,21 @@ def test_nccl_only_where_every_rank_has_its_own_gpu() -> None:
 def test_a_manifest_travels_as_text() -> None:
     manifest = [TensorInfo("a.b", (2, 3), "bfloat16"), TensorInfo("s", (), "float32")]
     assert manifest_from_json(manifest_to_json(manifest)) == manifest
+
+
+def test_a_lost_peer_is_an_error_of_nccl_and_not_the_end_of_the_process(monkeypatch):
+    """A double of NCCL, which reads this variable as it is made: with it a wait fails, else its watchdog ends the process."""
+    seen = []
+
+    class Nccl:
+        class Options:
+            pass
+
+        def __init__(self, *_):
+            seen.append(os.environ.get("TORCH_NCCL_BLOCKING_WAIT"))
+
+    monkeypatch.setattr(collective.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    collective._process_group("nccl", torch.distributed.HashStore(), WeightAddress("127.0.0.1", 1, 2), 0, 5.0)
+    assert seen == ["1"]
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
