@@ -12,7 +12,7 @@ from typing import Any
 from agentgym.core.env import Env, Opening, Step
 from agentgym.core.messages import Action, user
 from agentgym.core.tasks import Task, TaskSet
-from agentgym.processes.isolate import WorkerDied, call_isolated
+from agentgym.processes.isolate import START_SECONDS, WAIT_SECONDS, WorkerDied, call_isolated
 from agentgym.tools.text_forms import answer_in, spoken
 from agentgym_envs.adapters.foreign import check_name, imported, plain, settings_key
 from agentgym_envs.adapters.reasoning_gym_eval import evaluate_no_programs
@@ -56,6 +56,7 @@ class ReasoningGymEnv(Env):
         super().__init__(tasks or self.default_tasks("train", name, settings, seed, size), max_turns, render_mode)
         self.name = name
         self._timeout = score_timeout
+        self.step_seconds = WAIT_SECONDS + START_SECONDS + score_timeout  # others may be scored first
         self._entry: dict[str, Any] = {}
 
     @classmethod

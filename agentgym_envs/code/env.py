@@ -50,7 +50,9 @@ class CodeEnv(Env):
         self.timeout = float(timeout)
         # A run, and a sandbox for it; a second sandbox if the first has failed.
         self.step_seconds = 2 * self.timeout + 2 * grading.WAIT
-        self._toolset = ToolSet([self.run, self.submit], fenced=dict.fromkeys(("python", "python3", "py", ""), "run"))
+        blocks = dict.fromkeys(("python", "python3", "py"), "run")
+        self._labelled = ToolSet([self.run, self.submit], fenced=blocks)
+        self._toolset = ToolSet([self.run, self.submit], fenced={**blocks, "": "run"})
         self.tools = self._toolset.schemas  # type: ignore[misc]
 
     def init(self, task: Task) -> None:
@@ -89,7 +91,8 @@ class CodeEnv(Env):
         return results
 
     def _answer_text(self, message: Message) -> str:
-        calls = self._toolset.calls_of(message)
+        # A block without a language may show what the program prints.
+        calls = self._labelled.calls_of(message) or self._toolset.calls_of(message)
         if isinstance(calls, str):
             return f"Error: {calls}"
         if not says_submit(text_of(message)):

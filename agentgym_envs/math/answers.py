@@ -47,6 +47,7 @@ _UP_TO_EQUALS = re.compile(r"(?:[^A-Za-z\n=]*|[^A-Za-z\d\n=]*[A-Za-z]\s*)=")  # 
 _NOT_EXACT = re.compile(r"\s*(?:!=|[^A-Za-z\d\n]*[<>≤≥≠√±])")
 
 # ---- where a text states its answer
+_HEADING = re.compile(r"\d{1,2}[.)]\s+[A-Z*]")  # of a step: "#### 2. Money"
 _HASHES = re.compile(r"####\s*((?:(?!####)[^\n])*)")
 _MARK = re.compile(
     r"####|boxed\s*\{|\banswers?\b\**\s*(?:(?:is|are|equals|(?:should|would|must|will) be)\b(?!n't)|[:=])\s*:?",
@@ -84,6 +85,7 @@ _NEGATIVE = re.compile(r"(?<![\d)%])(?<![\d)%]\s)\b(?:minus|negative)\s+(?=[$]?\
 _ARROW = re.compile(r"(?<![-=])[-=]+>")
 # Not bounds: "<answer>18</answer>", and a line of a quotation.
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,40}>|^[ \t]*>(?=[ \t])", re.MULTILINE)
+_TIMES = re.compile(r"(?<=\d)\s*[xX]\s*(?=[$]?\d)")
 _CURRENCY_CODE = re.compile(r"\b(?:US\$|USD|EUR|GBP|Rs\b\.?)(?=\s?\d)")
 
 
@@ -133,10 +135,12 @@ def _stated(text: str) -> Fraction | Literal[False] | None:
     end, denied, last_line = len(text), False, text.rstrip().rfind("\n")
     for mark in reversed(list(_MARK.finditer(text))):
         start, end_of_mark = mark.start(), mark.end()
-        content = text[end_of_mark:end]
-        content = _boxed(content) if mark[0].endswith("{") else content.lstrip().partition("\n")[0][:LONGEST_ANSWER]
+        line, _, below = text[end_of_mark:end].lstrip().partition("\n")
+        content = _boxed(text[end_of_mark:end]) if mark[0].endswith("{") else line[:LONGEST_ANSWER]
         before = _before(text, start)
         end = start
+        if mark[0] == "####" and _HEADING.match(line) and re.search(r"\d", below):
+            continue
         if _UNSAID.search(before) and mark[0][0] in "aA":
             denied = denied or bool(re.search(r"\d", content))
             continue
@@ -233,6 +237,7 @@ def _plain(text: str) -> str:
     if ">" in text:
         text = _TAG.sub(" ", _ARROW.sub(" → ", text))
     text = _NEGATIVE.sub("-", _CURRENCY_CODE.sub("$", _THIN_SPACE.sub("", text)))
+    text = _TIMES.sub(" * ", text)
     if "\\" not in text:
         return text
     text = re.sub(r"\\(?:times|cdot)\b", "*", _WORDS.sub(r" \1 ", text))

@@ -32,6 +32,7 @@ class PythonEnv(ToolProblemEnv):
     """
 
     max_turns = 8
+    judging_seconds = 0.0  # that an answer may take to compare
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class PythonEnv(ToolProblemEnv):
         self.sandbox_image = image
         self.sandbox, self.timeout, self.max_output = sandbox, timeout, max_output
         # A message's calls, of which the last may begin just in time, and a second sandbox if the first has failed.
-        self.step_seconds = 3 * timeout + RETRY_SECONDS
+        self.step_seconds = 3 * timeout + RETRY_SECONDS + self.judging_seconds
         self._spec = SandboxSpec(image=image, env=ENVIRONMENT)
         self._sandbox: Sandbox | None = None
         self._session: Session | None = None

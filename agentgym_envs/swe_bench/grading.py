@@ -48,9 +48,14 @@ class Grade:
 
     @property
     def fraction(self) -> float:
-        """The share of FAIL_TO_PASS tests that pass, times that of PASS_TO_PASS tests that still do; 0.0 .. 1.0."""
+        """The share of FAIL_TO_PASS tests that pass, times that of PASS_TO_PASS tests that still do; 0.0 .. 1.0.
+
+        R2E-Gym's records do not say which tests passed before: 1.0 or 0.0.
+        """
         if self.verdict is None or self.verdict.doubt:
             return 0.0
+        if not self.verdict.fail_to_pass:
+            return float(self.resolved)
         return _share(self.verdict.fail_to_pass) * _share(self.verdict.pass_to_pass)
 
 

@@ -228,6 +228,7 @@ class TestReplies:
             (f"{SUBMIT}\n{block(RIGHT, '')}", 1.0),
             (f"<think>{block(WRONG)}</think>\n{block(RIGHT, 'py')}\n{SUBMIT}", 1.0),
             (f"{block(RIGHT)}\n{block('square(3)', 'text')}\n{SUBMIT}", 1.0),
+            (f"{block(RIGHT)}\nIt prints:\n{block('9', '')}\n{SUBMIT}", 1.0),
             (f"<think>{block(RIGHT)}\n{SUBMIT}", None),
             (f"```python\n{RIGHT}\n{SUBMIT}", None),
             (f"{block(RIGHT)}\nI {SUBMIT} this.", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from readme_parts import players, replay
 import agentgym
 from agentgym.checks.check_env import check_env as check_author
 from agentgym.core.tasks import Task
+from agentgym.processes.isolate import WAIT_SECONDS
 from agentgym.sandbox import SandboxSpec
 from agentgym.sandbox import acquire as acquire_sandbox
 from agentgym_envs import math as package
 from agentgym_envs import register_all
-from agentgym_envs.math.math_python import own_problems, task_of
+from agentgym_envs.math.math_python import own_problems, said_again, task_of
 from agentgym_envs.math.symbolic import same_answer
 from agentgym_envs.math.word_problems import load_svamp, own_word_problems
 
@@ -111,6 +113,28 @@ class TestProblems:
         answers = [task.answer for task in PROBLEMS]
         for form in (r"\frac", r"\sqrt", "pmatrix", r"\{", r"\infty", "x^", r"\pi", "y =", r"\%", "(3, -4)"):
             assert any(form in answer for answer in answers), form
+
+    @pytest.mark.parametrize("task", PROBLEMS, ids=lambda task: task.id)
+    def test_no_formula_of_the_question_is_the_answer_but_the_gold_one(self, task):
+        question, gold = task.messages[0]["content"], str(task.answer)
+        assert not said_again(question, gold, gold)
+        for formula in re.findall(r"\$([^$]+)\$", question):
+            assert said_again(question, gold, formula) or not same_answer(gold, formula), formula
+
+    @pytest.mark.parametrize(
+        ("question", "gold", "answer", "again"),
+        [
+            (r"Compute $\dbinom{8}{4}$.", "70", r"\dbinom{8}{4}", True),
+            (r"Find \[ \left\lceil 3 \right\rceil + 1. \]", "4", r"\lceil3\rceil + 1", True),
+            (r"Simplify $\frac{12}{18}$.", r"\frac23", r"\dfrac{12}{18}", True),
+            (r"Which is larger, $\frac12$ or $\frac23$?", r"\frac{2}{3}", r"\frac23", False),
+            (r"Which is larger, $\frac12$ or $\frac23$?", "0.5", r"\frac{1}{2}", False),
+            (r"Is it $-5$ or $x = 5$?", "-5.0", "-5", False),
+            (r"Factor $x^2 + 2x + 1$.", "(1 + x)^2", "(x + 1)^2", False),
+        ],
+    )
+    def test_what_only_repeats_the_question(self, question, gold, answer, again):
+        assert said_again(question, gold, answer) == again
 
     @pytest.mark.parametrize("task", PROBLEMS, ids=lambda task: task.id)
     def test_every_gold_program_prints_the_gold_answer(self, task, box):
@@ -268,6 +292,10 @@ class TestAnswers:
         assert env.step(r"\boxed{18}")[1] == 1.0
 
     @pytest.mark.parametrize("reply", ["#### 18", r"\boxed{18}", "The answer is $18.00."])
+    def test_a_comparison_may_wait_for_others(self, make):
+        """Each takes a worker process for up to its limit, and there are few."""
+        assert agentgym.make("math_python").unwrapped.step_seconds > WAIT_SECONDS
+
     def test_word_problems_take_what_gsm8k_takes(self, make, reply):
         assert make("gsm8k_python").step(reply)[1:3] == (1.0, True)
 

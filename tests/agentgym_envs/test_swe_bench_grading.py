@@ -7,8 +7,9 @@ from swe_bench_cases import MODIFIED, built, require
 
 from agentgym.sandbox import SandboxError
 from agentgym_envs.swe_bench import worktree
-from agentgym_envs.swe_bench.grading import GradingError, grade
+from agentgym_envs.swe_bench.grading import Grade, GradingError, grade
 from agentgym_envs.swe_bench.patches import PatchError
+from agentgym_envs.swe_bench.verdict import Outcome, Verdict
 from agentgym_envs.swe_bench.worktree import base_of, open_repository, patch_of
 
 ID = "django__django-10924"
@@ -62,6 +63,14 @@ def test_what_judges_is_dropped_beside_a_right_patch(judged, instance):
         instance.patch + added("tests/conftest.py", "raise SystemExit") + added("json.py", "raise SystemExit")
     )
     assert (found.resolved, found.dropped) == (True, ("tests/conftest.py", "json.py"))
+
+
+def test_the_fraction_of_a_record_that_does_not_say_which_tests_passed_before_is_1_or_0():
+    """As R2E-Gym's: a patch that changes nothing would have the share of all tests that pass anyway."""
+    tests = (Outcome("old", "PASSED", True), Outcome("issue", "FAILED", False))
+    assert Grade("applied", Verdict((), tests)).fraction == 0.0
+    assert Grade("applied", Verdict((), tests[:1])).fraction == 1.0
+    assert Grade("applied", Verdict(tests[1:], tests[:1])).fraction == 0.0
 
 
 def test_a_virtual_environment_beside_a_right_patch_is_dropped(judged, instance):
