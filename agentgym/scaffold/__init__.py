@@ -14,6 +14,7 @@ from pathlib import Path
 KINDS = ("plain", "tools", "sandbox")
 LONGEST = 32  # letters of a name: longer ones would break the templates' lines
 SUFFIX = ".tmpl"
+_IMPORTED = {"Any", "Env", "Sandbox", "SandboxSpec", "Task", "TaskSet", "ToolError", "ToolSet"}  # by the templates
 
 
 def scaffold(name: str, parent: Path, kind: str = "plain") -> tuple[Path, list[Path]]:
@@ -50,6 +51,9 @@ def check_name(name: str) -> None:
         raise ValueError(f"{name!r} is a word of Python's: choose another, such as {name}_env")
     if name in sys.stdlib_module_names or name in ("agentgym", "agentgym_envs", "agent_train", "tests"):
         raise ValueError(f"{name!r} would hide the module of that name: choose another, such as {name}_env")
+    if _title(name) in _IMPORTED:
+        hidden = f"its class would hide {_title(name)}, which the environment imports"
+        raise ValueError(f"{name!r} is no name for a package: {hidden}: choose another, such as {name}_env")
     if name in registry:
         taken = f"there is an environment {name!r} already ({registry[name].entry_point})"
         raise ValueError(f"{taken}: choose another name")
@@ -65,6 +69,9 @@ def templates_in(folder: Traversable, below: str = "") -> list[tuple[Traversable
     return found
 
 
+def _title(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
 def _named(text: str, name: str) -> str:
-    title = "".join(part.capitalize() for part in name.split("_"))
-    return text.replace("my_env", name).replace("MyEnv", title).replace("my-env", name.replace("_", "-"))
+    return text.replace("my_env", name).replace("MyEnv", _title(name)).replace("my-env", name.replace("_", "-"))

@@ -116,6 +116,8 @@ def test_the_next_commands_are_printed(tmp_path, capsys):
         ("match", "a word of Python's"),
         ("json", "would hide the module of that name: choose another, such as json_env"),
         ("agentgym", "would hide the module"),
+        ("task", "its class would hide Task, which the environment imports: choose another, such as task_env"),
+        ("tool_set", "its class would hide ToolSet"),
         ("sokoban", "there is an environment 'sokoban' already"),
     ],
 )
