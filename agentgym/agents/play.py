@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentgym.core.tasks import Task
     from agentgym.policies.base import Caller
 
+EPISODE_SECONDS = 3600.0  # of an episode without a limit of its own
 LEAVE_SECONDS = 30.0  # for an agent to end by itself once the environment has ended the episode
 _ENDS = {"turns": "max_turns"}
 _KILLED = ("time", "error")  # of an agent that was killed in its work
@@ -116,7 +117,9 @@ class AgentPolicy:
         if (playing := self._playing) is None:
             return
         running, recorded, end = playing.running, playing.recorded, trajectory.end
-        await self._gateway.end(recorded.id, end, self._incomplete or not (playing.cut_off or end in _KILLED))
+        killed = end in _KILLED
+        complete = self._incomplete or not (playing.cut_off or killed)
+        await self._gateway.end(recorded.id, end, complete, killed)
         self._gateway.forget(recorded.id)
         facts = {"killed": True} if running.cancelled() or running.exception() else running.result().facts
         trajectory.metadata["agent"] = {"share": recorded.share(), "changed": dict(recorded.changed), **facts}
@@ -152,7 +155,7 @@ def _last(playing: _Playing, left: Left) -> Reply:
     """The episode's last reply after the agent has ended, or the error that ended it."""
     limit, refused = playing.recorded.limit, playing.recorded.refused
     if refused is not None and refused.status >= 500:
-        raise EndpointError(f"the agent's last call failed: {refused}")
+        raise EndpointError(f"the agent's last call failed: {refused}", refused.engine_status)
     if limit is None and refused is not None and refused.code == "context_length_exceeded" and left.failure is not None:
         limit = "context"
     if left.failure is not None and limit is None:
@@ -186,9 +189,13 @@ async def play_agent(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     **more: Any,
 ) -> Trajectory:
-    """`run_episode` for an `AgentPolicy`: the limits of turns and tokens are those of its model calls."""
+    """`run_episode` for an `AgentPolicy`: the limits of turns and tokens are those of its model calls.
+
+    `limits.act_timeout` does not apply; without `limits.episode_timeout` an episode has an hour.
+    """
     policy.limits = CallLimits(turns=limits.max_turns, tokens=limits.tokens)
-    own = replace(limits, max_turns=None, tokens=None, act_timeout=None)
+    seconds = EPISODE_SECONDS if limits.episode_timeout is None else limits.episode_timeout
+    own = replace(limits, max_turns=None, tokens=None, act_timeout=None, episode_timeout=seconds)
     try:
         trajectory = await run_episode(env, policy, task, limits=own, **more)
         await policy.stop(trajectory.final_observation, 0.0 if trajectory.end in _KILLED else LEAVE_SECONDS)

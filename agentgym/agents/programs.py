@@ -76,7 +76,8 @@ class Command:
             raise ValueError(f"agent command:{line}: there is no program {self.words[0]!r}")
 
     async def run(self, episode: AgentEpisode) -> Left:
-        with tempfile.TemporaryDirectory(prefix="agentgym-agent-", ignore_cleanup_errors=True) as place:
+        place = tempfile.mkdtemp(prefix="agentgym-agent-")
+        try:
             folder, home, out, err, given = (Path(place) / name for name in ("work", "home", "out", "err", "in"))
             folder.mkdir()
             home.mkdir()
@@ -92,6 +93,9 @@ class Command:
                 finally:
                     await _ended(process)
             return _left(code, _tail(out, LONGEST_ANSWER), _tail(err, LONGEST_TAIL))
+        finally:
+            # In a thread: an agent may leave so many files that other episodes would stand still meanwhile.
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, place, True))
 
 
 class BoxedCommand:

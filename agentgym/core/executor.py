@@ -253,8 +253,17 @@ async def close_env(env: Env, timeout: float | None = 5.0) -> None:
 
 async def discard(executor: EnvExecutor, made: list[Env], timeout: float | None) -> None:
     """Close the environment that an executor has made, or is making, when nobody will take it."""
+    from agentgym.core.env import is_async
+
+    def close_late() -> None:
+        for env in made:
+            if not is_async(env, "close"):
+                env.close()
+
     turn = executor.start(lambda: None)
     await asyncio.wait({turn}, timeout=timeout)
+    if not made and not turn.done():
+        executor.start(close_late)  # in its thread, behind the call that makes it
     if made:
         executor_of(made[0], executor)
         await close_env(made[0], timeout)

@@ -82,26 +82,37 @@ async def rescore(
     plan: list[dict[str, Any]] = []
     cells = cells_of(run, record)
     ids = {cell.env.id for cell, _ in cells}
+    floors: dict[str, float] = {}
     for (cell, file), stored in zip(cells, record["cells"], strict=True):
         own = (kwargs or {}).get(cell.env.id, {})
         if not isinstance(own, Mapping):
             raise ValueError(f"the kwargs of {cell.env.id!r} alone must be an object, not {own!r}")
         added = {key: value for key, value in (kwargs or {}).items() if key not in ids} | dict(own)
         now = replace(cell, env=replace(cell.env, kwargs={**cell.env.kwargs, **added}))
-        await close_env(now.env.make())
+        made = now.env.make()
+        floors[now.name] = float(made.get_wrapper_attr("floor"))
+        await close_env(made)
         plan.append({**now.to_json(), "tasks": stored["tasks"], "first_task": stored.get("first_task", "")})
         pairs.append((now, file))
     settings = {**record["settings"], "rescored": source, "concurrency": concurrency}
+    step_timeout = (settings.get("limits") or {}).get("step_timeout", Limits.step_timeout)
     with open_store(out, plan, settings=settings, prices=record["prices"], command=command) as store:
         for cell, file in pairs:
-            await _rescore_cell(store, cell, file, concurrency, on_end)
+            await _rescore_cell(store, cell, file, floors[cell.name], step_timeout, concurrency, on_end)
     results = write_outcome(out, results_in(out))
     return [_summed(cell, store.file_of(cell)) for cell, _ in pairs], results
 
 
 async def _rescore_cell(
-    store: Store, cell: Cell, file: Path, concurrency: int, on_end: Callable[[Cell, Trajectory], None]
+    store: Store,
+    cell: Cell,
+    file: Path,
+    floor: float,
+    step_timeout: Any,
+    concurrency: int,
+    on_end: Callable[[Cell, Trajectory], None],
 ) -> None:
+    """Grade a cell's episodes. `floor` is the reward of those whose task is gone, where errors count as failures."""
     there = scan(store.file_of(cell))
     tasks = {task.id: task for task in cell.tasks()}
     # Failed episodes are copied once; failed replays are tried again.
@@ -125,13 +136,16 @@ async def _rescore_cell(
                 on_end(cell, stored)
             elif stored.task_id not in tasks:
                 error = f"{stored.env}, task {stored.task_id!r}, turn 0: {_NO_TASK}"
-                keep(replace(stored, turns=[], final_observation=[], end="error", error=error, metrics={}))
+                failed = replace(stored, turns=[], final_observation=[], end="error", error=error, metrics={})
+                keep(replace(failed, metadata={**stored.metadata, "floor": floor}))
         await run_many(
             cell.env.make,
             lambda episode, before=before: _policy(before[episode.task.id, episode.sample]),  # type: ignore[misc]
             [Episode(tasks[t.task_id], t.sample, t.seed) for t in batch if not t.failed and t.task_id in tasks],
             concurrency=concurrency,
-            limits=Limits(max_turns=None if cell.agent.kind == "playing" else cell.max_turns),
+            limits=Limits(
+                max_turns=None if cell.agent.kind == "playing" else cell.max_turns, step_timeout=step_timeout
+            ),
             on_end=keep,
             env_id=cell.env.id,
         )

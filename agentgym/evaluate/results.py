@@ -225,7 +225,7 @@ def results_of(
     played = [e for e in numbers if not e.failed]
     tries, successes = Counter(e.task for e in played), Counter(e.task for e in played if e.success > 0)
     pass_at, pass_hat, at_interval, hat_interval = passes([(n, successes[t]) for t, n in tries.items()], samples)
-    costs = [e.cost for e in numbers if e.cost is not None]
+    costs = [e.cost for e in numbers if e.cost is not None or e.usage]
     counted = [e.usage for e in played if e.usage]
     tagged: dict[str, list[EpisodeNumbers]] = defaultdict(list)
     for e in numbers:
@@ -246,7 +246,7 @@ def results_of(
         episode_seconds=_mean([e.seconds for e in played]),
         tokens=summed(e.usage for e in numbers),
         tokens_per_episode={kind: total / len(counted) for kind, total in summed(counted).items()},
-        cost=math.fsum(costs) if costs else None,
+        cost=math.fsum(cost for cost in costs if cost is not None) if costs and None not in costs else None,
         requests=sum(e.requests for e in numbers),
         retries=summed(e.retries or {} for e in numbers),
         waited=math.fsum(e.waited for e in numbers),

@@ -29,11 +29,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class Refused(Exception):
-    """A request that gets an error of this HTTP status, in the form of its protocol."""
+    """A request that gets an error of this HTTP status, in the form of its protocol. `engine_status` is the engine's, if it refused."""
 
-    def __init__(self, status: int, why: str, code: str | None = None):
+    def __init__(self, status: int, why: str, code: str | None = None, engine_status: int | None = None):
         super().__init__(why)
-        self.status, self.code = status, code
+        self.status, self.code, self.engine_status = status, code, engine_status
 
 
 @dataclass(eq=False)

@@ -55,6 +55,7 @@ class Exchange:
     pieces: list[tuple[int, str, str]] = field(default_factory=list)  # told so far: number of the answer, kind, text
     calls: list[Call] = field(default_factory=list)  # once they are on disk
     error: Refused | None = None
+    sampling: asyncio.Task[None] | None = None
     clients: dict[object, bool] = field(default_factory=dict)  # that wait for it, or were sent all of it (True)
     delivered: bool = False  # a client has all of it, as far as connections tell
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -223,11 +223,16 @@ class Gateway:
         """Set an episode's reward; the last one counts. KeyError: there is no such episode."""
         await self._tell(id, {"reward": reward, "metrics": dict(metrics or {})})
 
-    async def end(self, id: str, reason: str = "ended", complete: bool = True) -> None:
-        """Refuse further calls of an episode, and wait for those being sampled. An incomplete episode must not be trained on."""
+    async def end(self, id: str, reason: str = "ended", complete: bool = True, killed: bool = False) -> None:
+        """Refuse further calls of an episode, and wait for those being sampled. An incomplete episode must not be trained on.
+
+        The calls of an agent that was `killed` are cancelled: nobody waits for their answers.
+        """
         episode = self.episodes[id]
         await self._tell(id, {"end": reason, "complete": complete, **episode.news()})
         for exchange in list(episode.by_id.values()):
+            if killed and exchange.sampling is not None:
+                exchange.sampling.cancel()
             await exchange.news()
 
     def forget(self, id: str) -> None:
@@ -319,7 +324,7 @@ class Gateway:
             read = self._calls(protocol, body, episode)
             calls = [call for each in read for call in _apart(each)]
             exchange = episode.begin(digest, key, calls, instructed=bool(body.get("instructions")))
-            task = asyncio.create_task(self._sample(episode, exchange, path))
+            exchange.sampling = task = asyncio.create_task(self._sample(episode, exchange, path))
             self._sampling.add(task)
             task.add_done_callback(self._sampling.discard)
         client.ask(episode, exchange)
@@ -370,6 +375,9 @@ class Gateway:
                 lines.insert(0, {"tools": digest, "schemas": tools})
             await self.record.write(*lines)
             episode.answered(exchange, calls, cost)
+        except asyncio.CancelledError:
+            episode.failed(exchange, episode.over())
+            raise
         except Refused as error:
             episode.failed(exchange, error)
         except NotWritten as error:

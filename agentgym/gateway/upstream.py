@@ -79,7 +79,8 @@ class Upstream:
             raise Refused(400, _TOO_LONG, "context_length_exceeded") from full
         except EndpointError as error:
             status = 400 if error.status in (400, 404, 413, 415, 422) else 502
-            raise Refused(status, str(error).replace(self._policy.url, "the engine"), "engine") from error
+            why = str(error).replace(self._policy.url, "the engine")
+            raise Refused(status, why, "engine", error.status) from error
         reply, choice = reply_of(record), record["choices"][0]
         message = {**assistant(""), **{name: value for name, value in reply.message.items() if value}}
         if message.get("tool_calls"):  # some servers leave out the ids

@@ -119,7 +119,8 @@ class ChatPolicy:
 
         answers = limiter.answers
         while True:
-            self.calls.waited += await limiter.enter(again=tries > 0)
+            waited = await limiter.enter(again=tries > 0)  # `+= await` would lose what other episodes add meanwhile
+            self.calls.waited += waited
             if cause:
                 self.calls.retries[cause] = self.calls.retries.get(cause, 0) + 1
             tries += 1
@@ -384,7 +385,15 @@ def token_counts(given: Any) -> dict[str, int]:
         "cached_tokens": prompt.get("cached_tokens", given.get("prompt_cache_hit_tokens")),
         "reasoning_tokens": completion.get("reasoning_tokens"),
     }
-    return {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n >= 0}
+    found["total"] = given.get("total_tokens")
+    counts = {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n >= 0}
+    total = counts.pop("total", 0)
+    if {
+        "prompt_tokens",
+        "completion_tokens",
+    } <= counts.keys():  # to some, as xAI and Gemini, reasoning is no part of these
+        counts["completion_tokens"] = max(counts["completion_tokens"], total - counts["prompt_tokens"])
+    return counts
 
 
 def as_sent(messages: list[Message], send_reasoning: bool) -> list[Message]:

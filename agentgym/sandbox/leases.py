@@ -25,12 +25,8 @@ from agentgym.sandbox.api import (
 )
 
 Up = Callable[[], bool]
-_HOSTS_OWN = (
-    errno.ENAMETOOLONG,
-    errno.EINVAL,
-    errno.EACCES,
-    errno.EPERM,
-)  # of writes, where the guest calls none spoiled
+# Errors of writes that the guest leaves as they are: no program could have made that path writable.
+_HOSTS_OWN = (errno.ENAMETOOLONG, errno.EINVAL, errno.EACCES, errno.EPERM)
 _begun: dict[int, tuple[float, Up]] = {}  # by thread: when it last began a program, and how to ask for its back end
 
 

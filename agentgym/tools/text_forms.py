@@ -24,7 +24,9 @@ TEXT_FORM = f'{OPEN}{{"name": "NAME", "arguments": {{...}}}}{CLOSE}'
 LISTED = "[TOOL_CALLS]"
 XML_FORM = f"{OPEN}<function=NAME><parameter=KEY>VALUE</parameter></function>{CLOSE}"
 
-_TOKEN = re.compile(r"</?tool_call>|\[TOOL_CALLS\]|^ {0,3}(?P<fence>`{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
+_TOKEN = re.compile(
+    r"</?tool_call>|\[TOOL_CALLS\]|^(?P<indent> {0,3})(?P<fence>`{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE
+)
 _SPACE = re.compile(r"\s*+")
 _NAMED = re.compile(r"([\w.-]{1,200}+)(?:\[CALL_ID\]\w{1,200}+)?(?:\[ARGS\])?\s*+(?=\{)")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200}+)>\s*+")
@@ -99,7 +101,7 @@ def calls_in(text: str, fenced: Mapping[str, str] = {}, tools: Container[str] = 
                 elif ticks >= outer and not language:
                     outer = 0
                 continue
-            call, position = _read_block(text, position, ticks, language, fenced[language])
+            call, position = _read_block(text, token, language, fenced[language])
         yield call
         if isinstance(call, str):
             return
@@ -118,14 +120,16 @@ def _bare_call(text: str, tools: Container[str]) -> ToolCall | None:
     return ToolCall(name, arguments)
 
 
-def _read_block(text: str, start: int, ticks: int, language: str, tool: str) -> tuple[ToolCall | str, int]:
-    """The call in a fenced block whose first line ends at `start`, and where it ends."""
-    position = start
+def _read_block(text: str, opening: re.Match[str], language: str, tool: str) -> tuple[ToolCall | str, int]:
+    """The call in a fenced block, and where it ends. Its lines lose the indent of the opening fence, as in a list of Markdown."""
+    start = position = opening.end()
     while token := _TOKEN.search(text, position):
         position = token.end()
-        if token["fence"] and len(token["fence"]) >= ticks and not token["info"].strip():
+        if token["fence"] and len(token["fence"]) >= len(opening["fence"]) and not token["info"].strip():
             # Between the line breaks that belong to the two fences; of an empty block they are one.
             code = text[start + 1 : max(start + 1, token.start() - 1)]
+            if indent := len(opening["indent"]):
+                code = re.sub(rf"^ {{1,{indent}}}", "", code, flags=re.MULTILINE)
             return ToolCall(tool, {"": code}, raw=True), position
     return f"the ```{language} block is not closed: end it with a line of ``` alone", len(text)
 

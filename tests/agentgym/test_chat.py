@@ -362,6 +362,34 @@ def test_usage_has_one_form_whatever_the_endpoint_tells():
     assert ask(Server({**completion(), "usage": None})).usage == {}
 
 
+def test_what_episodes_of_one_policy_wait_at_the_same_time_adds_up(monkeypatch):
+    async def enter(self, again=False):
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    monkeypatch.setattr(endpoints.ConcurrencyLimiter, "enter", enter)
+
+    async def go():
+        async with Server().running() as url:
+            policy = ChatPolicy("m", url)
+            await asyncio.gather(*(policy.act(HELLO, []) for _ in range(5)))
+            return policy.calls.waited
+
+    assert asyncio.run(go()) == 5.0
+
+
+def test_reasoning_counts_as_written_also_where_the_endpoint_counts_it_apart():
+    """As xAI tells it, and fronts of Gemini."""
+    told = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
+    apart = {**told, "completion_tokens_details": {"reasoning_tokens": 94}}
+    assert ask(Server({**completion(), "usage": apart})).usage == {
+        "prompt_tokens": 32,
+        "completion_tokens": 103,
+        "reasoning_tokens": 94,
+    }
+    assert ask(Server({**completion(), "usage": told})).usage == {"prompt_tokens": 32, "completion_tokens": 103}
+
+
 def test_an_answer_that_was_cut_at_its_longest_says_so():
     cut = completion()
     cut["choices"][0]["finish_reason"] = "length"

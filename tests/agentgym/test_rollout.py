@@ -537,6 +537,25 @@ def test_an_environment_that_hangs_as_it_prepares_a_task_is_not_used_again():
     assert "prepare took longer than its limit of 0.2 s" in ended[0].error
 
 
+def test_an_environment_that_is_made_too_late_is_closed():
+    gate, closed = threading.Event(), threading.Event()
+
+    class Late(Echo):
+        def __init__(self):
+            gate.wait(30)
+            super().__init__()
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    limits = Limits(init_timeout=0.1, close_timeout=0.1)
+    (ended,) = asyncio.run(run_many(Late, lambda e: ExpertPolicy(), [Episode(Task("a"))], limits=limits, retries=0))
+    gate.set()
+    assert ended.failed
+    assert closed.wait(30)
+
+
 @pytest.mark.parametrize(("seconds", "failed"), [(None, True), (30.0, False)])
 def test_an_environment_may_say_that_its_init_takes_long(seconds, failed):
     class Slow(Echo):

@@ -394,6 +394,12 @@ def test_a_megabyte_takes_no_longer_than_its_length(piece, before):
     assert time.monotonic() - began < 20  # a quadratic reading takes hours
 
 
+@pytest.mark.parametrize("indent", ["", " ", "   "])
+def test_a_block_in_a_list_of_markdown_loses_the_indent_of_its_fence(indent):
+    text = f"1. Run it:\n\n{indent}```python\n{indent}if x:\n{indent}    y()\n\n{indent}```\n\n2. Wait."
+    assert calls(text) == [ToolCall("python", {"code": "if x:\n    y()\n"})]
+
+
 def test_fences_of_every_length_take_no_longer_than_their_text():
     text = "".join("\n" + "`" * n + ("python" if n % 2 else "") for n in range(3, 1400))
     began = time.monotonic()

@@ -66,7 +66,9 @@
     const loss = (words, row) => parts.fact(`Held-out loss, ${words}`, `${f.number(row.loss)}${f.known(row.accuracy) ? `, accuracy ${f.percent(row.accuracy)}` : ""}`);
     const best = most(evals, (row) => row.success);
     const gaps = steps.map((row) => (row.update || {}).gap_mean).filter(f.known);
-    const [tokens, seconds, again] = [sum(steps, "sampled_tokens"), sum(steps, "rollout_seconds"), sum(steps, "retried")];
+    const [tokens, again] = [sum(steps, "sampled_tokens"), sum(steps, "retried")];
+    // Not of the rollouts' seconds: with staleness they lie in the steps before.
+    const seconds = steps.reduce((total, row) => total + (row.tokens_per_second ? row.sampled_tokens / row.tokens_per_second : 0), 0);
     const end = most(records, (row) => row.elapsed || 0);
     return [
       best && [success("start", evals[0]), success("end", evals.at(-1)), success(`best, after step ${best.step}`, best)],

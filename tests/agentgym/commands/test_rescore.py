@@ -197,6 +197,30 @@ def test_what_cannot_be_graded_is_an_error_and_no_zero(kwargs, field, error, run
     assert cell["new_reward"] == pytest.approx(cell["old_reward"])
 
 
+def test_steps_have_the_time_that_they_had(run, tmp_path, monkeypatch):
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "settings": {"limits": {"step_timeout": 900.0}}}))
+    given = []
+
+    async def noted(*arguments, limits, **more):
+        given.append(limits.step_timeout)
+        return await run_many(*arguments, limits=limits, **more)
+
+    monkeypatch.setattr("agentgym.evaluate.rescore.run_many", noted)
+    asyncio.run(rescore(run, tmp_path / "new"))
+    assert given == [900.0]
+
+
+def test_a_task_that_is_gone_counts_as_the_environments_least_reward_where_errors_do(
+    run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(Sum, "floor", -1.0)
+    out = tmp_path / "new"
+    graded(run, capsys, "--out", str(out), "--kwargs", '{"tasks_from": 1}', code=1)
+    (gone,) = [t for t in episodes(out).values() if "no longer has this task" in (t.error or "")]
+    assert gone.metadata["floor"] == -1.0
+
+
 def test_started_again_it_goes_on(run, tmp_path):
     out = tmp_path / "new"
 

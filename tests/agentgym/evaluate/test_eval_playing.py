@@ -115,6 +115,28 @@ def test_a_command_plays_in_a_sandbox_of_an_image(capsys, monkeypatch):
     assert "only a command" in capsys.readouterr().err
 
 
+def test_a_key_that_the_endpoint_refuses_ends_the_run_of_an_agent_too(capsys):
+    def refuses(body):
+        return 401, '{"error": {"message": "wrong key"}}'
+
+    with serving(refuses) as url:
+        given = [
+            "--agent",
+            "openai_sdk:play",
+            "--model",
+            "double",
+            "--base-url",
+            url,
+            "--no-probe",
+            "--concurrency",
+            "1",
+        ]
+        code, told = evaluated(capsys, *given)
+    assert code == 2
+    assert "the key is refused again and again" in told
+    assert len(episodes()) == 3
+
+
 def test_limits_bind_an_agent(capsys):
     Path("greedy.py").write_text(
         "import openai\n"

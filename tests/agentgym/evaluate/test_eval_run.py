@@ -17,9 +17,11 @@ import pytest
 from agentgym.core import registration
 from agentgym.core.registration import EnvSpec, spec
 from agentgym.core.tasks import Task, TaskSet
+from agentgym.core.trajectory import Trajectory
 from agentgym.evaluate import agents, evaluate
 from agentgym.evaluate.budget import Budget, Prices
 from agentgym.evaluate.plan import Cell
+from agentgym.evaluate.results import results_of
 from agentgym.evaluate.run import results_in, run_plan
 from agentgym.evaluate.store import StoreError, open_store, read_cell, scan
 from agentgym.evaluate.suite import Suite
@@ -244,6 +246,15 @@ def test_what_all_tries_of_an_episode_asked_is_stored_with_it(tmp_path):
     assert trajectory.metadata["expected"] == ("odd" if int(trajectory.task_id) % 2 else "even")
     assert results.cells[0].retries == {"429": 2}
     assert results.cells[0].cost == pytest.approx(400e-6)
+
+
+def test_the_cost_of_a_cell_is_unknown_where_that_of_an_episode_is():
+    """As where prices came with a later start."""
+    calls = {"usage": {"prompt_tokens": 9}}
+    told = [Trajectory(f"{n}/0", "e", str(n), metadata={"calls": calls, "cost": 0.5}) for n in range(2)]
+    free = Trajectory("3/0", "e", "3")
+    assert results_of([*told, free], env="e").cost == 1.0
+    assert results_of([*told, Trajectory("4/0", "e", "4", metadata={"calls": calls})], env="e").cost is None
 
 
 def test_one_policy_for_all_episodes_is_counted_by_turns(tmp_path):

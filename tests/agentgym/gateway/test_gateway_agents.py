@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from toy_model import ToyModel
 
+from agentgym.agents import play
 from agentgym.agents.play import AgentPolicy, play_agent
 from agentgym.agents.programs import Left, agent_of, plays_episodes
 from agentgym.core.messages import text_of, user
@@ -154,6 +157,32 @@ def test_an_agent_that_takes_too_long_is_stopped(tmp_path):
     assert trajectory.turns[0].unusable == "incomplete episode"
 
 
+def test_without_a_limit_of_its_own_an_episode_has_an_hour(tmp_path, monkeypatch):
+    assert play.EPISODE_SECONDS == 3600
+    monkeypatch.setattr(play, "EPISODE_SECONDS", 1.0)
+    assert played("agent_cases:hangs", tmp_path).end == "time"
+
+
+class Stuck(ToyModel):
+    """It never answers."""
+
+    cancelled = False
+
+    async def answer(self, *_):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+def test_the_call_of_an_agent_that_was_killed_is_cancelled(tmp_path):
+    model, began = Stuck(), time.monotonic()
+    trajectory = played("agent_cases:counts", tmp_path, model=model, limits=Limits(episode_timeout=1.0))
+    assert (trajectory.end, model.cancelled) == ("time", True)
+    assert time.monotonic() - began < 30
+
+
 def test_one_that_does_not_let_itself_be_stopped_is_left_alone(tmp_path):
     async def scene():
         async with gateway_of(tmp_path) as gateway:
@@ -213,6 +242,15 @@ def test_a_task_that_is_too_long_for_a_variable_comes_on_standard_input_alone(tm
     assert (trajectory.error, trajectory.metadata["agent"]["exit_code"]) == (None, 0)
     trajectory = played(f"{line} {{task}}", tmp_path / "word", env=Long)
     assert "would have 140,000 bytes, more than a program can be started with" in trajectory.error
+
+
+def test_others_play_on_while_the_folder_of_a_command_is_removed(tmp_path, monkeypatch):
+    """As long as that of one that has left very many files."""
+    threads = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *_: threads.append(threading.current_thread()))
+    played(script(tmp_path, "print('done')\n"), tmp_path)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_command_that_exits_with_an_error_has_failed(tmp_path):
