@@ -56,7 +56,7 @@ def test_the_package_is_installed_checked_validated_and_evaluated(packages):
     assert [cell["success"] for cell in results["cells"]] == [1.0, 1.0]
     tests = [packages / name / "tests" for name in ("brook_env", "creek_env")]
     printed = ran("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=packages, path=packages / "site")
-    assert "6 passed" in printed
+    assert "8 passed" in printed
 
 
 @pytest.mark.sandbox
@@ -66,7 +66,7 @@ def test_one_that_runs_commands_passes_its_own_tests_and_is_proved(packages):
     (validated,) = json.loads(ran("-m", "agentgym.cli", *words, cwd=packages, path=packages / "site"))
     assert {f["state"] for f in validated["findings"]} == {"ok"}, validated
     root = packages / "delta_env"  # the first of its tests is the check
-    assert "3 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=root, path=packages / "site")
+    assert "4 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=root, path=packages / "site")
 
 
 @pytest.mark.parametrize("name", ["ab", LONG])
