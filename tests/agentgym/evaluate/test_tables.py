@@ -39,7 +39,9 @@ def full_cell(env="reasoning_gym:number_sorting", agent="Qwen/Qwen2.5-Coder-0.5B
         for i in range(30)
         for s in range(k)
     ]
-    failed = trajectory("30", error="e, task '30', turn 1: act failed after 2.0 s: EndpointError: busy", calls=calls())
+    failed = trajectory(
+        "30", error="e, task '30', turn 1: act failed after 2.0 s: EndpointError: busy", calls=calls(), cost=0.0
+    )
     return result([*episodes, failed], env, agent, samples=k, seconds=754.0)
 
 
