@@ -129,7 +129,7 @@ class TestFencedBlocks:
             ("```python\nx = 1\n```", "x = 1"),
             ("I compute.\n```py\nx = 1\nprint(x)\n```\nand wait", "x = 1\nprint(x)"),
             ("```Python \nx\n```", "x"),
-            ("  ```python\n  x\n  ```  ", "  x"),
+            ("  ```python\n  x\n  ```  ", "x"),
             ("````python\n```\nx\n```\n````", "```\nx\n```"),
             ("```python\nx\n````", "x"),
             ("```python\n\n```", ""),
