@@ -292,10 +292,6 @@ class TestAnswers:
         assert env.step(r"\boxed{18}")[1] == 1.0
 
     @pytest.mark.parametrize("reply", ["#### 18", r"\boxed{18}", "The answer is $18.00."])
-    def test_a_comparison_may_wait_for_others(self, make):
-        """Each takes a worker process for up to its limit, and there are few."""
-        assert agentgym.make("math_python").unwrapped.step_seconds > WAIT_SECONDS
-
     def test_word_problems_take_what_gsm8k_takes(self, make, reply):
         assert make("gsm8k_python").step(reply)[1:3] == (1.0, True)
 
@@ -307,3 +303,8 @@ class TestAnswers:
         env = make()
         assert env.step(code("9 * 2") + r" \boxed{18}")[2] is False
         assert env.step(r"\boxed{18}")[1] == 1.0
+
+
+def test_a_comparison_may_wait_for_others():
+    """Each takes a worker process for up to its limit, and there are few."""
+    assert agentgym.make("math_python").unwrapped.step_seconds > WAIT_SECONDS
