@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ async def start_parts(
         for player in own_players(config):
             opening = open_engine(beside, folder.logs / "players" / player, adapter_rank=rank, **few)
             own[player] = parts.create_task(opening)
-        first = [engine] if shares_gpu(config.engine) else []
-        starting = parts.create_task(_after(first, start_models(config, model_dir, begin, stack, tracker.timeline)))
+        models_of = partial(start_models, config, model_dir, begin, stack, tracker.timeline)
+        starting = parts.create_task(_after(engine, config.engine, models_of))
         if past_players(config):
             of_past = replace(beside, replicas=1, weights="disk")
             earlier = parts.create_task(open_engine(of_past, folder.logs / "past"))
@@ -87,10 +88,13 @@ async def start_parts(
     return policies, models, Past(config, folder, earlier.result()) if earlier else None
 
 
-async def _after(first: Collection[asyncio.Task[Engine]], start: Awaitable[Models]) -> Models:
-    if first:
-        await asyncio.wait(first)
-    return await start
+async def _after(
+    engine: asyncio.Task[Engine], settings: EngineConfig, start: Callable[[], Awaitable[Models]]
+) -> Models:
+    """Start the learner; once the engine has started or failed, if they share a GPU."""
+    if shares_gpu(settings):
+        await asyncio.wait([engine])
+    return await start()
 
 
 def shares_gpu(engine: EngineConfig) -> bool:

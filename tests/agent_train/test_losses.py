@@ -77,7 +77,7 @@ def test_k3_has_its_published_values_and_is_never_negative():
 
 
 def test_a_running_sum_is_cumsum():
-    """On a GPU a deterministic run has it computed on the host; `test_gpu.py` samples so."""
+    """On a GPU a deterministic run has it computed on the host, which no test here can try."""
     values = torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.25, 0.0]])
     assert running_sum(values, -1).tolist() == [[1.0, 3.0, 7.0], [0.5, 0.75, 0.75]]
     assert running_sum(values, 0).tolist() == [[1.0, 2.0, 4.0], [1.5, 2.25, 4.0]]
